@@ -1,0 +1,98 @@
+"""The configuration as a tree of small typed leaves, in the field's own words.
+
+Every leaf is a frozen struct; a bound on a value is written beside it and enforced by ``load``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+Positive = Annotated[float, Meta(gt=0)]
+Steps = Annotated[int, Meta(ge=1)]
+
+
+class _Leaf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all leaves: immutable, keyword-only, strict."""
+
+
+class RunConfig(_Leaf):
+    """Where the run lives and what it is called."""
+
+    dir: str = "midwatch-run"
+    """The run folder: ledger, logs, metrics, incidents and, by default, checkpoints. Shared by all nodes."""
+    name: str = ""
+    """A label for people; the run id is made by midwatch."""
+    log_every: Steps = 10
+    """Steps between two metric records on disk (every step is kept in memory until then)."""
+
+
+class CheckpointConfig(_Leaf):
+    """When and how to save (the five words every framework shares come first)."""
+
+    interval: Steps = 500
+    """Steps between two saves: after step N is done, for every N that is a multiple; the last step always saves."""
+    async_save: bool = True
+    """Only the copy into the staging buffer blocks training; writing happens behind it."""
+    shard: bool = True
+    """Each rank writes its own part. False: rank 0 writes full tensors (small models, few ranks)."""
+    keep_last: Steps = 3
+    """Verified checkpoints to keep; unverified ones do not count, the newest verified one is never removed."""
+    save_optimizer: bool = True
+    """False loses momentum on resume: warned about at save time, not at resume."""
+    dir: str = ""
+    """Shared tier. Empty: ``<run.dir>/checkpoints``."""
+    local_dir: str = ""
+    """Node-local fast tier, written first and copied to ``dir`` behind training. Empty: write to ``dir`` directly."""
+    commit_timeout_s: Positive = 600.0
+    """How long the committer waits for every rank's receipt; names the missing ranks when it gives up."""
+    max_failed_saves: Annotated[int, Meta(ge=0)] = 2
+    """Consecutive failed background saves that are reported before the next one is raised in training."""
+
+
+class WatchConfig(_Leaf):
+    """When silence becomes suspicion. Learned deadlines only ever replace these; see docs/explanation/supervision.md."""
+
+    init_timeout_s: Positive = 1800.0
+    """From process start to the end of the first step (imports, process groups, compilation, loading)."""
+    phase_timeout_s: Positive = 600.0
+    """A step or phase before enough of them are known."""
+    floor_s: Positive = 5.0
+    """No learned deadline is shorter than this."""
+    learned_after: Steps = 20
+    """Steps until the learned deadline holds."""
+    confirm_s: Positive = 0.5
+    """Between the two evidence samples that turn a suspicion into a fault."""
+    agent_timeout_s: Positive = 10.0
+    """A node agent that is silent this long is lost."""
+    grace_s: Positive = 5.0
+    """From SIGTERM to SIGKILL when an attempt is torn down after a fault."""
+    stop_grace_s: Positive = 120.0
+    """From a stop request (preemption, time limit) to SIGTERM: time for the last save."""
+    resume_timeout_s: Positive = 600.0
+    """From the first rank's resume report to the last one's."""
+
+
+class RestartConfig(_Leaf):
+    """How often to try again."""
+
+    max_restarts: Annotated[int, Meta(ge=0)] = 10
+    """Restarts without a new verified checkpoint in between; progress refills the budget."""
+    same_failure_limit: Steps = 2
+    """The same fingerprint at the same step this many times without progress stops the run (exit 93)."""
+    backoff_s: tuple[float, ...] = (0.0, 10.0, 30.0, 90.0, 300.0)
+    """Wait before the n-th restart in a row without progress; the last value repeats."""
+    join_timeout_s: Positive = 300.0
+    """How long the coordinator waits for all nodes."""
+
+
+class Config(_Leaf):
+    """The whole tree. ``train`` is the user's own table: hyper-parameters that make the config hash."""
+
+    run: RunConfig = RunConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    watch: WatchConfig = WatchConfig()
+    restart: RestartConfig = RestartConfig()
+    train: dict[str, Any] = {}

@@ -1,0 +1,42 @@
+"""What every room may use: ids, clocks, units, errors, events. Standard library and msgspec only."""
+
+from midwatch.core.clock import SYSTEM_CLOCK, Clock, SystemClock
+from midwatch.core.codes import CODES, Code
+from midwatch.core.errors import (
+    CheckpointError,
+    ConfigError,
+    FencedError,
+    LedgerError,
+    MidwatchError,
+    ProtocolError,
+    StorageError,
+    SuperviseError,
+)
+from midwatch.core.events import Event, NullRecorder, Recorder
+from midwatch.core.ids import CheckpointName, attempt_name, new_run_id, parse_checkpoint_name
+from midwatch.core.units import format_bytes, format_seconds
+
+__all__ = [
+    "CODES",
+    "SYSTEM_CLOCK",
+    "CheckpointError",
+    "CheckpointName",
+    "Clock",
+    "Code",
+    "ConfigError",
+    "Event",
+    "FencedError",
+    "LedgerError",
+    "MidwatchError",
+    "NullRecorder",
+    "ProtocolError",
+    "Recorder",
+    "StorageError",
+    "SuperviseError",
+    "SystemClock",
+    "attempt_name",
+    "format_bytes",
+    "format_seconds",
+    "new_run_id",
+    "parse_checkpoint_name",
+]

@@ -1,0 +1,105 @@
+"""What is known about an incident, and what is concluded from it. Pure data: no I/O, no clock.
+
+``Evidence`` is gathered by the agents (``supervise``), ``Verdict`` is what ``judge`` makes of it. Node names, log lines
+and command lines in here come from outside: data to be quoted, never to be executed or formatted with.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Confidence = Literal["certain", "likely", "weak", "unknown"]
+Grade = Literal["G0", "G1", "G2", "G3", "G4", "G5"]
+ProcState = Literal["R", "S", "D", "T", "Z", "X", "I", "?"]
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One Python frame of a stack sample, innermost first in a stack."""
+
+    function: str
+    file: str
+    line: int
+
+
+class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything known about one rank when the incident is judged."""
+
+    rank: int
+    node: str = ""
+    pid: int = 0
+    exit_code: int | None = None
+    """As the shell counts: 0, 1.., negative signal number when killed by a signal; None while alive."""
+    exit_mono_ns: int | None = None
+    """Coordinator-side order of exits; within one node exact, across nodes only outside the clock error."""
+    signalled_by_us: bool = False
+    """We had already sent it SIGTERM or SIGKILL when it ended: it was torn down, not guilty."""
+    is_attached: bool = False
+    """It beats through a pulse slot (five lines in the script); otherwise only process facts are known."""
+    step: int | None = None
+    phase: str = ""
+    phase_age_s: float | None = None
+    is_finished: bool = False
+    """It declared the end of its steps (``run.steps`` was exhausted), so exit 0 is expected."""
+    is_overdue: bool = False
+    """Its deadline passed: this is what made it a suspect."""
+    proc_state: ProcState = "?"
+    cpu_delta_s: float | None = None
+    """CPU seconds used between the two samples."""
+    stacks: tuple[tuple[Frame, ...], ...] = ()
+    """Main-thread samples in time order, each innermost frame first; empty when none could be taken."""
+    stderr_tail: tuple[str, ...] = ()
+    error_file: dict[str, Any] | None = None
+    """The torchelastic error file, decoded, where the script writes one."""
+    oom_killed: bool = False
+    """The kernel log or the cgroup's counters say this pid was OOM-killed."""
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """One incident as the coordinator sees it."""
+
+    incident: str
+    trigger: Literal["exit", "hang", "agent_lost", "resume_mismatch", "operator"]
+    ranks: tuple[RankEvidence, ...] = ()
+    lost_nodes: tuple[str, ...] = ()
+    nodes_total: int = 1
+    kernel_lines: tuple[tuple[str, str], ...] = ()
+    """(node, line) pairs since the attempt began."""
+    history: tuple[tuple[str, int | None], ...] = ()
+    """(fingerprint, step) of earlier incidents since the last progress, oldest first."""
+
+
+class Suspect(msgspec.Struct, frozen=True, kw_only=True):
+    """One candidate culprit, with why."""
+
+    rank: int | None
+    node: str
+    weight: float
+    """0..1; the weights of one verdict's suspects add up to at most 1."""
+    reasons: tuple[str, ...]
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The conclusion: what happened, who did it, how wide it is, what to do. Written to ``verdict.json``."""
+
+    incident: str
+    fault_class: str
+    """A key of the mapping table (``faults/classes.toml``)."""
+    summary: str
+    """One sentence for people."""
+    root_rank: int | None
+    root_node: str | None
+    suspects: tuple[Suspect, ...]
+    victims: tuple[int, ...]
+    confidence: Confidence
+    grade: Grade
+    action: Literal["restart", "stop", "hold", "requeue", "none"]
+    rule: str
+    """Id of the policy rule that chose the action."""
+    fingerprint: str
+    """Same cause, same fingerprint: class + normalised message + top frame of the user's code."""
+    step: int | None
+    exit_code: int | None
+    evidence: tuple[str, ...]
+    """The lines and facts the verdict rests on, best first."""

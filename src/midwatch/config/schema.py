@@ -18,7 +18,7 @@ class _Leaf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Base of all leaves: immutable, keyword-only, strict."""
 
 
-class RunConfig(_Leaf):
+class RunConfig(_Leaf, frozen=True, kw_only=True):
     """Where the run lives and what it is called."""
 
     dir: str = "midwatch-run"
@@ -29,7 +29,7 @@ class RunConfig(_Leaf):
     """Steps between two metric records on disk (every step is kept in memory until then)."""
 
 
-class CheckpointConfig(_Leaf):
+class CheckpointConfig(_Leaf, frozen=True, kw_only=True):
     """When and how to save (the five words every framework shares come first)."""
 
     interval: Steps = 500
@@ -52,7 +52,7 @@ class CheckpointConfig(_Leaf):
     """Consecutive failed background saves that are reported before the next one is raised in training."""
 
 
-class WatchConfig(_Leaf):
+class WatchConfig(_Leaf, frozen=True, kw_only=True):
     """When silence becomes suspicion. Learned deadlines only ever replace these; see docs/explanation/supervision.md."""
 
     init_timeout_s: Positive = 1800.0
@@ -75,7 +75,7 @@ class WatchConfig(_Leaf):
     """From the first rank's resume report to the last one's."""
 
 
-class RestartConfig(_Leaf):
+class RestartConfig(_Leaf, frozen=True, kw_only=True):
     """How often to try again."""
 
     max_restarts: Annotated[int, Meta(ge=0)] = 10
@@ -88,7 +88,7 @@ class RestartConfig(_Leaf):
     """How long the coordinator waits for all nodes."""
 
 
-class Config(_Leaf):
+class Config(_Leaf, frozen=True, kw_only=True):
     """The whole tree. ``train`` is the user's own table: hyper-parameters that make the config hash."""
 
     run: RunConfig = RunConfig()

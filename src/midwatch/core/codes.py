@@ -37,54 +37,104 @@ CODES: dict[str, Code] = {
     "CF105": Code("configuration file is not valid TOML", EXIT_CONFIG, "Fix the line named in the message."),
     "CF106": Code("configuration values contradict each other", EXIT_CONFIG, "Change one of the two named keys."),
     # --- storage -------------------------------------------------------------------------------------------------
-    "ST101": Code("no space left", EXIT_IO, "Free space or lower checkpoint.keep_last; `midwatch doctor` shows the need."),
+    "ST101": Code(
+        "no space left", EXIT_IO, "Free space or lower checkpoint.keep_last; `midwatch doctor` shows the need."
+    ),
     "ST102": Code("folder missing or not writable", EXIT_IO, "Create the folder or fix its owner and mode."),
-    "ST103": Code("read or write failed", EXIT_IO, "Look at the kernel log of this host: the disk or the mount is ill."),
-    "ST104": Code("file is not what was written", EXIT_IO, "The storage changed bytes after a successful write; stop using it."),
-    "ST105": Code("shared memory too small", EXIT_IO, "Enlarge /dev/shm (containers: --shm-size) or lower checkpoint memory."),
+    "ST103": Code(
+        "read or write failed", EXIT_IO, "Look at the kernel log of this host: the disk or the mount is ill."
+    ),
+    "ST104": Code(
+        "file is not what was written", EXIT_IO, "The storage changed bytes after a successful write; stop using it."
+    ),
+    "ST105": Code(
+        "shared memory too small", EXIT_IO, "Enlarge /dev/shm (containers: --shm-size) or lower checkpoint memory."
+    ),
     # --- checkpoints: what is wrong with one ---------------------------------------------------------------------
-    "CK101": Code("checkpoint is torn: it was never committed", EXIT_DATA, "Use an older one; `midwatch ckpt ls` lists them."),
+    "CK101": Code(
+        "checkpoint is torn: it was never committed", EXIT_DATA, "Use an older one; `midwatch ckpt ls` lists them."
+    ),
     "CK102": Code("checkpoint shard missing", EXIT_DATA, "Use an older verified checkpoint."),
     "CK103": Code("checkpoint shard has the wrong size", EXIT_DATA, "Use an older verified checkpoint."),
-    "CK104": Code("checkpoint bytes do not match their hash", EXIT_DATA, "Use an older verified checkpoint; check the disk."),
-    "CK105": Code("shard belongs to another step, attempt or run", EXIT_DATA, "Somebody moved files; use an older one."),
+    "CK104": Code(
+        "checkpoint bytes do not match their hash", EXIT_DATA, "Use an older verified checkpoint; check the disk."
+    ),
+    "CK105": Code(
+        "shard belongs to another step, attempt or run", EXIT_DATA, "Somebody moved files; use an older one."
+    ),
     "CK106": Code("manifest damaged or unreadable", EXIT_DATA, "Use an older verified checkpoint."),
     "CK107": Code("checkpoint does not cover every tensor", EXIT_DATA, "A rank's part is missing; use an older one."),
     "CK108": Code("checkpoint format is newer than this midwatch", EXIT_DATA, "Upgrade midwatch."),
     # --- checkpoints: resuming -----------------------------------------------------------------------------------
-    "CK201": Code("no checkpoint to resume from", EXIT_DATA, "Check the folder, or allow a fresh start with mode='auto'."),
-    "CK202": Code("checkpoints exist but none can be trusted", EXIT_DATA, "`midwatch ckpt why-not` says why each was rejected."),
-    "CK203": Code("checkpoint belongs to another run", EXIT_DATA, "Point to this run's folder, or name the checkpoint explicitly."),
+    "CK201": Code(
+        "no checkpoint to resume from", EXIT_DATA, "Check the folder, or allow a fresh start with mode='auto'."
+    ),
+    "CK202": Code(
+        "checkpoints exist but none can be trusted", EXIT_DATA, "`midwatch ckpt why-not` says why each was rejected."
+    ),
+    "CK203": Code(
+        "checkpoint belongs to another run", EXIT_DATA, "Point to this run's folder, or name the checkpoint explicitly."
+    ),
     "CK204": Code("checkpoint does not fit this model", EXIT_DATA, "Use the model the checkpoint was written with."),
-    "CK205": Code("ranks disagree about the resume point", EXIT_DATA, "Look at the ranks' logs; all must see the same storage."),
-    "CK206": Code("checkpoint lacks a part the run tracks", EXIT_DATA, "Use a complete one or stop tracking that part."),
+    "CK205": Code(
+        "ranks disagree about the resume point", EXIT_DATA, "Look at the ranks' logs; all must see the same storage."
+    ),
+    "CK206": Code(
+        "checkpoint lacks a part the run tracks", EXIT_DATA, "Use a complete one or stop tracking that part."
+    ),
     # --- checkpoints: saving -------------------------------------------------------------------------------------
-    "CK301": Code("a background save failed", EXIT_DATA, "The message names the cause; the last verified checkpoint is intact."),
-    "CK302": Code("the writer process died", EXIT_DATA, "It was restarted; that save is lost, the last verified one is intact."),
+    "CK301": Code(
+        "a background save failed", EXIT_DATA, "The message names the cause; the last verified checkpoint is intact."
+    ),
+    "CK302": Code(
+        "the writer process died", EXIT_DATA, "It was restarted; that save is lost, the last verified one is intact."
+    ),
     "CK303": Code("ranks missing at commit", EXIT_DATA, "The named ranks did not deliver their shard in time."),
-    "CK304": Code("state cannot be saved without running code", EXIT_DATA, "Return plain values and tensors from state_dict()."),
+    "CK304": Code(
+        "state cannot be saved without running code", EXIT_DATA, "Return plain values and tensors from state_dict()."
+    ),
     "CK305": Code("tracked object has no state", EXIT_DATA, "Give it state_dict() and load_state_dict()."),
     # --- checkpoints: fencing ------------------------------------------------------------------------------------
-    "CK401": Code("a newer attempt holds the run", EXIT_DATA, "Nothing to do: this process outlived its attempt and must end."),
+    "CK401": Code(
+        "a newer attempt holds the run", EXIT_DATA, "Nothing to do: this process outlived its attempt and must end."
+    ),
     # --- ledger --------------------------------------------------------------------------------------------------
-    "LG101": Code("ledger chain broken", EXIT_DATA, "Someone edited or damaged the file named; keep a copy and investigate."),
+    "LG101": Code(
+        "ledger chain broken", EXIT_DATA, "Someone edited or damaged the file named; keep a copy and investigate."
+    ),
     "LG102": Code("ledger is held by another writer", EXIT_BUSY, "One writer a file: find the other process."),
     "LG103": Code("no ledger here", EXIT_DATA, "Point to a run folder."),
     # --- supervision ---------------------------------------------------------------------------------------------
     "SV101": Code("command not found", EXIT_USAGE, "Check the spelling and PATH; it runs without a shell."),
     "SV102": Code("another run is live on this folder", EXIT_BUSY, "Stop it first or use another --run-dir."),
     "SV103": Code("restart budget spent", EXIT_FAILED, "See the incidents: `midwatch ledger show`."),
-    "SV104": Code("the same failure came back without progress", EXIT_DO_NOT_REQUEUE, "Fix the cause named; restarting cannot help."),
-    "SV105": Code("the script fails before its first step", EXIT_DO_NOT_REQUEUE, "Fix the import or argument error shown."),
-    "SV106": Code("nodes did not join in time", EXIT_FAILED, "Check that every node runs the same command and sees the run folder."),
-    "SV107": Code("processes could not be killed", EXIT_FAILED, "They hang in the kernel: take the node out and reboot it."),
-    "SV108": Code("resume not proven", EXIT_DATA, "A rank resumed from something else than the others; see the ledger."),
+    "SV104": Code(
+        "the same failure came back without progress",
+        EXIT_DO_NOT_REQUEUE,
+        "Fix the cause named; restarting cannot help.",
+    ),
+    "SV105": Code(
+        "the script fails before its first step", EXIT_DO_NOT_REQUEUE, "Fix the import or argument error shown."
+    ),
+    "SV106": Code(
+        "nodes did not join in time",
+        EXIT_FAILED,
+        "Check that every node runs the same command and sees the run folder.",
+    ),
+    "SV107": Code(
+        "processes could not be killed", EXIT_FAILED, "They hang in the kernel: take the node out and reboot it."
+    ),
+    "SV108": Code(
+        "resume not proven", EXIT_DATA, "A rank resumed from something else than the others; see the ledger."
+    ),
     "SV109": Code("stopped on request", EXIT_REQUEUE, "Start again: it resumes where it stopped."),
     "SV110": Code("no such run or not running", EXIT_DATA, "Check --run-dir."),
     "SV111": Code("nodes disagree about the command", EXIT_CONFIG, "Start every node with the same command line."),
     # --- protocol ------------------------------------------------------------------------------------------------
     "PR101": Code("message signature wrong", EXIT_PROTOCOL, "Token and run differ: is this the right run folder?"),
-    "PR102": Code("message replayed or out of order", EXIT_PROTOCOL, "Refused; if it recurs, someone repeats your traffic."),
+    "PR102": Code(
+        "message replayed or out of order", EXIT_PROTOCOL, "Refused; if it recurs, someone repeats your traffic."
+    ),
     "PR103": Code("message from an older attempt", EXIT_PROTOCOL, "Refused: the sender outlived its attempt."),
     "PR104": Code("coordinator out of reach", EXIT_PROTOCOL, "Check the network between the nodes; training goes on."),
 }

@@ -1,0 +1,238 @@
+"""What goes into the decision core and what comes out: typed events in, typed instructions out.
+
+Every event carries ``cause`` (an id that everything following from it repeats) and ``now_ns`` (the coordinator's
+monotonic clock): the core itself has no clock. Both sides are plain data, so a dump of a broken run replays on a laptop.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from midwatch.faults.types import Evidence, Verdict
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="type"):
+    """Base of all messages; the tag makes a JSON dump self-describing."""
+
+
+# --- events ------------------------------------------------------------------------------------------------------
+
+
+class _Event(_Message, frozen=True, kw_only=True):
+    cause: str
+    now_ns: int
+
+
+class NodeJoined(_Event, frozen=True, kw_only=True):
+    """An agent registered (first time, after a restart of itself, or after a restart of the coordinator)."""
+
+    node: str
+    agent: str
+    """Unique per agent process: a new value means the old agent and its ranks are gone."""
+    nproc: int
+    address: str
+    running_attempt: int = 0
+    """The attempt whose ranks this agent still runs; 0 for none. Lets a restarted coordinator pick up the thread."""
+
+
+class NodeLost(_Event, frozen=True, kw_only=True):
+    """An agent has been silent past ``watch.agent_timeout_s``, or its process is known to be dead."""
+
+    node: str
+    agent: str
+
+
+class RankExited(_Event, frozen=True, kw_only=True):
+    node: str
+    attempt: int
+    rank: int
+    exit_code: int
+    """Negative signal number when killed by a signal."""
+    is_finished: bool = False
+    """The rank had declared the end of its steps before."""
+
+
+class RankSuspected(_Event, frozen=True, kw_only=True):
+    """A rank is past its deadline (or stopped, or in uninterruptible sleep). Evidence comes next, then judgement."""
+
+    node: str
+    attempt: int
+    rank: int
+    step: int | None
+    phase: str
+    silent_s: float
+    deadline_s: float
+    proc_state: str = "?"
+
+
+class RankResumed(_Event, frozen=True, kw_only=True):
+    """A rank says what it resumed from; ``step`` None means a fresh start."""
+
+    node: str
+    attempt: int
+    rank: int
+    step: int | None
+    checkpoint: str
+    """Manifest digest, empty on a fresh start."""
+    config_hash: str
+
+
+class ProgressMade(_Event, frozen=True, kw_only=True):
+    """The slowest attached rank finished ``step``; sent at most once a second."""
+
+    attempt: int
+    step: int
+
+
+class CheckpointVerified(_Event, frozen=True, kw_only=True):
+    attempt: int
+    step: int
+
+
+class EvidenceGathered(_Event, frozen=True, kw_only=True):
+    """The shell's answer to ``GatherEvidence``."""
+
+    attempt: int
+    evidence: Evidence
+
+
+class RanksGone(_Event, frozen=True, kw_only=True):
+    """Everything of this attempt on this node has ended and was swept; ``leftovers`` are pids that would not die."""
+
+    node: str
+    attempt: int
+    leftovers: tuple[int, ...] = ()
+
+
+class StopRequested(_Event, frozen=True, kw_only=True):
+    """A person or the scheduler wants the run to end: save, then exit with the requeue code."""
+
+    reason: str
+
+
+class Ticked(_Event, frozen=True, kw_only=True):
+    """Time passed; sent about once a second and whenever a timer asked for it is due."""
+
+
+Event = (
+    NodeJoined
+    | NodeLost
+    | RankExited
+    | RankSuspected
+    | RankResumed
+    | ProgressMade
+    | CheckpointVerified
+    | EvidenceGathered
+    | RanksGone
+    | StopRequested
+    | Ticked
+)
+
+
+# --- instructions ------------------------------------------------------------------------------------------------
+
+
+class _Instruction(_Message, frozen=True, kw_only=True):
+    cause: str
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Which global ranks one node runs, in local-rank order."""
+
+    node: str
+    ranks: tuple[int, ...]
+
+
+class LaunchAttempt(_Instruction, frozen=True, kw_only=True):
+    """Claim the attempt (fencing every older one), then start these ranks. The first placement hosts rank 0."""
+
+    attempt: int
+    world_size: int
+    placements: tuple[Placement, ...]
+    restart_count: int
+
+
+class GatherEvidence(_Instruction, frozen=True, kw_only=True):
+    """Sample slots, process states, stacks, log tails and kernel lines on all nodes; answer with EvidenceGathered.
+
+    ``samples`` is 2 for a suspected hang (``watch.confirm_s`` apart), 1 after an exit.
+    """
+
+    incident: str
+    attempt: int
+    trigger: Literal["exit", "hang", "agent_lost", "resume_mismatch", "operator"]
+    samples: int
+
+
+class StopRanks(_Instruction, frozen=True, kw_only=True):
+    """SIGTERM, ``grace_s``, SIGKILL to everything of this attempt on all nodes, then sweep; answer with RanksGone."""
+
+    attempt: int
+    grace_s: float
+    reason: str
+
+
+class AllowTraining(_Instruction, frozen=True, kw_only=True):
+    """Every rank's resume report agrees: open the gate before the next step."""
+
+    attempt: int
+
+
+class AskToSaveAndExit(_Instruction, frozen=True, kw_only=True):
+    """Set the stop flag: ranks save at the next step boundary and end by themselves."""
+
+    attempt: int
+    reason: str
+
+
+class Record(_Instruction, frozen=True, kw_only=True):
+    """Append this fact to the ledger."""
+
+    event: str
+    step: int | None = None
+    data: dict[str, Any] = {}
+
+
+class WriteVerdict(_Instruction, frozen=True, kw_only=True):
+    """Persist the incident bundle: verdict.json, its paragraph for people, stacks, log tails."""
+
+    attempt: int
+    verdict: Verdict
+    evidence: Evidence
+
+
+class WakeAt(_Instruction, frozen=True, kw_only=True):
+    """Send a Ticked at this monotonic time at the latest."""
+
+    at_ns: int
+
+
+class Say(_Instruction, frozen=True, kw_only=True):
+    """One plain sentence: the console line, the log line and the status."""
+
+    sentence: str
+    level: Literal["info", "warning", "error"] = "info"
+
+
+class Finish(_Instruction, frozen=True, kw_only=True):
+    """The run is over; ``error`` is a code of ``core.codes`` or empty on success."""
+
+    exit_code: int
+    error: str
+    sentence: str
+
+
+Instruction = (
+    LaunchAttempt
+    | GatherEvidence
+    | StopRanks
+    | AllowTraining
+    | AskToSaveAndExit
+    | Record
+    | WriteVerdict
+    | WakeAt
+    | Say
+    | Finish
+)

@@ -1,0 +1,38 @@
+#!/usr/bin/env python3
+"""The figures the project promises, measured on this machine: ``make accept`` (about 25 minutes on two cores).
+
+Each line names the bar; the exit code is 0 only if all of them hold. Nothing here is a unit test: the machine's load
+moves the numbers, so the launchers are compared in the same run, interleaved.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+BENCH = Path(__file__).parent
+CHECKS: list[tuple[str, list[str]]] = [
+    ("one heartbeat costs at most 2 us (median)", ["pulse_beat.py"]),
+    ("culprits, restart times and hang bars beside torchrun", ["faults.py", "compare", "--rounds", "3"]),
+    ("50 of 50 restarts train again", ["faults.py", "restarts", "--count", "50"]),
+    ("the demo ends bit-identical in under 5 minutes", ["demo_time.py"]),
+]
+
+
+def main() -> int:
+    results: list[tuple[str, bool, float]] = []
+    for name, command in CHECKS:
+        print(f"\n=== {name}", flush=True)
+        began = time.monotonic()
+        done = subprocess.run([sys.executable, str(BENCH / command[0]), *command[1:]], check=False)
+        results.append((name, done.returncode == 0, time.monotonic() - began))
+    print()
+    for name, is_good, seconds in results:
+        print(f"{'holds ' if is_good else 'BROKEN'}  {name}  ({seconds:.0f} s)")
+    return 0 if all(is_good for _, is_good, _ in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

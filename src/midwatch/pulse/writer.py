@@ -1,0 +1,211 @@
+"""The rank's side of the pulse: a microsecond per step, no thread, no system call."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from midwatch.pulse.layout import (
+    CONTROL,
+    CONTROL_AT,
+    HEAD,
+    HEAD_AT,
+    LONG_PHASES,
+    NO_STEP,
+    OFTEN,
+    OFTEN_AT,
+    PHASES,
+    SELDOM,
+    SELDOM_AT,
+    Flag,
+)
+from midwatch.pulse.slotfile import SlotFile
+
+_PHASE_ID: Final = {name: number for number, name in enumerate(PHASES)}
+_STEP: Final = _PHASE_ID["step"]
+_INIT_STATE, _RUNNING, _FINISHED = 1, 2, 3
+
+
+class PulseWriter:
+    """Tells the agent of this node how far the rank is.
+
+    Not thread-safe: call it from the training thread only. After ``begin`` silence is watched.
+    """
+
+    def __init__(self, path: str | Path, local_rank: int) -> None:
+        self._file = SlotFile.open(Path(path))
+        self._map = self._file.mapping
+        self._base = self._file.offset(local_rank)
+        self._often_at = self._base + OFTEN_AT
+        self._seq: int = HEAD.unpack_from(self._map, self._base + HEAD_AT)[0]
+        self._pid = self._attempt = self._state = 0
+        self._step, self._beats, self._beat_ns, self._long_ns = NO_STEP, 0, 0, 0
+        self._phase, self._phase_ns = 0, 0
+        self._stack: list[tuple[int, str]] = []
+        self._resumed: tuple[int, int, bytes, bytes] = (NO_STEP, 0, bytes(8), bytes(8))
+        self._verified = NO_STEP
+
+    def begin(self, pid: int, attempt: int) -> None:
+        """Attach: from now on this rank promises to beat."""
+        self._pid, self._attempt, self._state = pid, attempt, _INIT_STATE
+        self._phase_ns = time.monotonic_ns()
+        self._write_all()
+
+    def beat(self, step: int) -> None:
+        """``step`` begins now, so the one before it is done."""
+        now = time.monotonic_ns()
+        self._step, self._beat_ns, self._phase_ns = step, now, now
+        beats = self._beats = self._beats + 1
+        self._state = _RUNNING
+        if not self._stack:
+            self._phase = _STEP
+        seq = self._seq = self._seq + 1
+        buffer, base = self._map, self._base
+        HEAD.pack_into(buffer, base, seq)
+        OFTEN.pack_into(
+            buffer,
+            self._often_at,
+            step,
+            beats,
+            beats - 1,
+            now,
+            now,
+            self._long_ns,
+            self._pid,
+            self._attempt,
+            self._phase,
+            _RUNNING,
+            seq,
+        )
+
+    @contextmanager
+    def phase(self, name: str) -> Generator[None]:
+        """Name what the rank does meanwhile; nests. Unknown names count as ``custom:NAME``.
+
+        Inside a long phase (``LONG_PHASES``) the outermost long one is what is reported, whatever is nested in it.
+        """
+        label, _, custom = name.partition(":")
+        if label not in _PHASE_ID:
+            label, custom = "custom", name
+        is_long = label in LONG_PHASES
+        entered_ns = time.monotonic_ns()
+        is_outermost_long = is_long and not any(PHASES[number] in LONG_PHASES for number, _ in self._stack)
+        self._stack.append((_PHASE_ID[label], custom))
+        self._turn(entered_ns)
+        try:
+            yield
+        finally:
+            self._stack.pop()
+            now = time.monotonic_ns()
+            if is_outermost_long:
+                self._long_ns += now - entered_ns
+            self._turn(now)
+
+    def resumed(self, step: int | None, digest: str, config_hash: str) -> None:
+        """Say what was resumed from: None and an empty digest for a fresh start; both hashes are 16 hex digits."""
+        self._resumed = (NO_STEP if step is None else step, 1, _half(digest), _half(config_hash))
+        self._write_all()
+
+    def checkpoint_verified(self, step: int) -> None:
+        """A checkpoint of this step is durable and was read back."""
+        self._verified = step
+        self._write_all()
+
+    def finished(self) -> None:
+        """The last step is done: an exit with code 0 is now expected."""
+        self._state = _FINISHED
+        self._phase_ns = time.monotonic_ns()
+        self._write_all()
+
+    def flags(self) -> Flag:
+        """What the agent asks; costs less than a microsecond, look between steps."""
+        return Flag(CONTROL.unpack_from(self._map, self._base + CONTROL_AT)[0])
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _turn(self, now_ns: int) -> None:
+        stack = self._stack
+        idle = 0 if self._state < _RUNNING else _STEP
+        self._phase = next((n for n, _ in stack if PHASES[n] in LONG_PHASES), stack[-1][0] if stack else idle)
+        self._phase_ns = now_ns
+        self._write_all()
+
+    def _write_all(self) -> None:
+        step, has_resumed, digest, config_hash = self._resumed
+        custom = next((name for number, name in self._stack if PHASES[number] == "custom"), "")
+        seq = self._seq = self._seq + 1
+        HEAD.pack_into(self._map, self._base, seq)
+        label = custom.encode()[:24]
+        SELDOM.pack_into(
+            self._map, self._base + SELDOM_AT, step, self._verified, has_resumed, digest, config_hash, label
+        )
+        self._write_often(seq)
+
+    def _write_often(self, seq: int) -> None:
+        done = self._beats if self._state == _FINISHED else max(0, self._beats - 1)
+        OFTEN.pack_into(
+            self._map,
+            self._often_at,
+            self._step,
+            self._beats,
+            done,
+            self._beat_ns,
+            self._phase_ns,
+            self._long_ns,
+            self._pid,
+            self._attempt,
+            self._phase,
+            self._state,
+            seq,
+        )
+
+
+class NullPulse:
+    """The same calls with nobody listening: a script run without ``midwatch run``."""
+
+    def begin(self, pid: int, attempt: int) -> None:
+        pass
+
+    def beat(self, step: int) -> None:
+        pass
+
+    @contextmanager
+    def phase(self, name: str) -> Generator[None]:
+        yield
+
+    def resumed(self, step: int | None, digest: str, config_hash: str) -> None:
+        pass
+
+    def checkpoint_verified(self, step: int) -> None:
+        pass
+
+    def finished(self) -> None:
+        pass
+
+    def flags(self) -> Flag:
+        return Flag(0)
+
+    def close(self) -> None:
+        pass
+
+
+def writer_from_env() -> PulseWriter | NullPulse:
+    """The writer for this rank's slot, or ``NullPulse`` when no agent started this process.
+
+    Raises:
+        StorageError: ST102, ST104 the slot file that the environment names cannot be used.
+    """
+    path = os.environ.get("MIDWATCH_PULSE", "")
+    if not path:
+        return NullPulse()
+    return PulseWriter(path, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def _half(digits: str) -> bytes:
+    """The first 16 hex digits as 8 bytes; short or empty strings are padded with zeros."""
+    return bytes.fromhex((digits[:16]).ljust(16, "0"))

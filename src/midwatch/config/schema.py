@@ -1,6 +1,6 @@
 """The configuration as a tree of small typed leaves, in the field's own words.
 
-Every leaf is a frozen struct; a bound on a value is written beside it and enforced by ``load``.
+Every leaf is a frozen struct; a bound on a value is written beside it and enforced by ``load_config``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import msgspec
 from msgspec import Meta
 
 Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
 Steps = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
 
 
 class _Leaf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,7 +23,7 @@ class _Leaf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class RunConfig(_Leaf, frozen=True, kw_only=True):
     """Where the run lives and what it is called."""
 
-    dir: str = "midwatch-run"
+    dir: Annotated[str, Meta(min_length=1)] = "midwatch-run"
     """The run folder: ledger, logs, metrics, incidents and, by default, checkpoints. Shared by all nodes."""
     name: str = ""
     """A label for people; the run id is made by midwatch."""
@@ -48,12 +50,12 @@ class CheckpointConfig(_Leaf, frozen=True, kw_only=True):
     """Node-local fast tier, written first and copied to ``dir`` behind training. Empty: write to ``dir`` directly."""
     commit_timeout_s: Positive = 600.0
     """How long the committer waits for every rank's receipt; names the missing ranks when it gives up."""
-    max_failed_saves: Annotated[int, Meta(ge=0)] = 2
+    max_failed_saves: Count = 2
     """Consecutive failed background saves that are reported before the next one is raised in training."""
 
 
 class WatchConfig(_Leaf, frozen=True, kw_only=True):
-    """When silence becomes suspicion. Learned deadlines only ever replace these; see docs/explanation/supervision.md."""
+    """When silence becomes suspicion. Learned deadlines only replace these; see docs/explanation/supervision.md."""
 
     init_timeout_s: Positive = 1800.0
     """From process start to the end of the first step (imports, process groups, compilation, loading)."""
@@ -78,11 +80,11 @@ class WatchConfig(_Leaf, frozen=True, kw_only=True):
 class RestartConfig(_Leaf, frozen=True, kw_only=True):
     """How often to try again."""
 
-    max_restarts: Annotated[int, Meta(ge=0)] = 10
+    max_restarts: Count = 10
     """Restarts without a new verified checkpoint in between; progress refills the budget."""
     same_failure_limit: Steps = 2
     """The same fingerprint at the same step this many times without progress stops the run (exit 93)."""
-    backoff_s: tuple[float, ...] = (0.0, 10.0, 30.0, 90.0, 300.0)
+    backoff_s: Annotated[tuple[NotNegative, ...], Meta(min_length=1)] = (0.0, 10.0, 30.0, 90.0, 300.0)
     """Wait before the n-th restart in a row without progress; the last value repeats."""
     join_timeout_s: Positive = 300.0
     """How long the coordinator waits for all nodes."""

@@ -1,0 +1,35 @@
+"""The configuration: typed leaves, where they come from, their hash, and the one door to the environment."""
+
+from midwatch.config.env import RankEnv, RunPaths, expand_path, inherited_environment, read_rank_env, resolve_paths
+from midwatch.config.hashing import canonical_json, config_hash
+from midwatch.config.load import LoadedConfig, Origin, dump_config, flatten_config, load_config, trace_config
+from midwatch.config.redact import REDACTED, is_secret_name, redact, redact_environment, redact_list, redact_text
+from midwatch.config.schema import CheckpointConfig, Config, RestartConfig, RunConfig, WatchConfig
+
+__all__ = [
+    "REDACTED",
+    "CheckpointConfig",
+    "Config",
+    "LoadedConfig",
+    "Origin",
+    "RankEnv",
+    "RestartConfig",
+    "RunConfig",
+    "RunPaths",
+    "WatchConfig",
+    "canonical_json",
+    "config_hash",
+    "dump_config",
+    "expand_path",
+    "flatten_config",
+    "inherited_environment",
+    "is_secret_name",
+    "load_config",
+    "read_rank_env",
+    "redact",
+    "redact_environment",
+    "redact_list",
+    "redact_text",
+    "resolve_paths",
+    "trace_config",
+]

@@ -1,0 +1,51 @@
+"""Files and folders that survive: atomic writes, digests, read-back, fencing, free space. No torch."""
+
+from midwatch.storage import ops
+from midwatch.storage.atomic import (
+    canonical_json,
+    create_exclusive,
+    read_json,
+    replace_symlink,
+    write_atomic,
+    write_json_atomic,
+)
+from midwatch.storage.fence import (
+    AttemptClaim,
+    Fence,
+    Holder,
+    claim_attempt,
+    late_commits,
+    newest_attempt,
+    read_claims,
+)
+from midwatch.storage.hashing import CHUNK_BYTES, chunk_digest, chunk_digests, root_digest, sha256_hex
+from midwatch.storage.reading import read_chunks, read_uncached
+from midwatch.storage.space import Space, as_storage_error, check_space, free_space
+
+__all__ = [
+    "CHUNK_BYTES",
+    "AttemptClaim",
+    "Fence",
+    "Holder",
+    "Space",
+    "as_storage_error",
+    "canonical_json",
+    "check_space",
+    "chunk_digest",
+    "chunk_digests",
+    "claim_attempt",
+    "create_exclusive",
+    "free_space",
+    "late_commits",
+    "newest_attempt",
+    "ops",
+    "read_chunks",
+    "read_claims",
+    "read_json",
+    "read_uncached",
+    "replace_symlink",
+    "root_digest",
+    "sha256_hex",
+    "write_atomic",
+    "write_json_atomic",
+]

@@ -1,0 +1,171 @@
+"""Every file operation that changes the disk, in one place, so that each can be numbered and interrupted.
+
+Nothing in midwatch that must survive a crash calls ``os`` directly for a change: it calls these functions. Tests install
+an observer that is told of each operation *before* it happens and may die or raise there.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+Observer = Callable[[str, str], None]
+"""Called as ``observer(operation, path)``; for operations on two paths the text is ``"source -> target"``."""
+
+OPERATIONS = ("create", "write", "fsync_file", "fsync_dir", "rename", "link", "symlink", "mkdir", "unlink", "rmdir")
+
+DIRECT_ALIGNMENT = 4096
+"""O_DIRECT wants offset, length and address in multiples of the logical block; 4096 is enough for every common disk."""
+
+_observer: Observer | None = None
+
+
+def set_observer(observer: Observer | None) -> None:
+    """Install (or remove) the one observer of this process; it runs on whichever thread does the operation."""
+    global _observer
+    _observer = observer
+
+
+def _notice(operation: str, path: object) -> None:
+    if _observer is not None:
+        _observer(operation, str(path))
+
+
+class OutputFile:
+    """A new file being written front to back. Never opens an existing one."""
+
+    def __init__(self, path: Path, *, mode: int = 0o644, is_direct: bool = False) -> None:
+        _notice("create", path)
+        self.path = path
+        self.position = 0
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        self._is_direct = is_direct and set_direct(self._fd, True)
+
+    def write(self, view: memoryview | bytes) -> None:
+        """Append all of ``view``; unaligned tails, and disks that refuse direct writes, go through the page cache."""
+        _notice("write", self.path)
+        rest = memoryview(view)
+        if self._is_direct and (len(rest) % DIRECT_ALIGNMENT or self.position % DIRECT_ALIGNMENT):
+            self._leave_direct()
+        while len(rest):
+            try:
+                count = os.pwrite(self._fd, rest, self.position)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self._is_direct:
+                    raise
+                self._leave_direct()
+                continue
+            self.position += count
+            rest = rest[count:]
+            if self._is_direct and count % DIRECT_ALIGNMENT:
+                self._leave_direct()
+
+    def _leave_direct(self) -> None:
+        set_direct(self._fd, False)
+        self._is_direct = False
+
+    def sync(self) -> None:
+        """Durable when it returns; after a failure the file must be thrown away, a second try would lie."""
+        _notice("fsync_file", self.path)
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> OutputFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def set_direct(fd: int, is_direct: bool) -> bool:
+    """Switch O_DIRECT on an open file; False when the file system refuses it.
+
+    Not at open: some file systems create the file first and refuse the flag afterwards.
+    """
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT if is_direct else flags & ~os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True
+
+
+def write_file(path: Path, data: bytes, *, mode: int = 0o644, is_synced: bool = True) -> None:
+    """Create ``path`` with ``data``; the caller syncs the folder."""
+    with OutputFile(path, mode=mode) as out:
+        out.write(data)
+        if is_synced:
+            out.sync()
+
+
+def fsync_dir(path: Path) -> None:
+    """Make the folder's entries durable (created, renamed and removed names)."""
+    _notice("fsync_dir", path)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Atomic within one file system; replaces a target file, refuses a target folder that is not empty."""
+    _notice("rename", f"{source} -> {target}")
+    source.rename(target)
+
+
+def link(source: Path, target: Path) -> None:
+    """Hard link; FileExistsError when the target exists: the one portable exclusive publish of a complete file."""
+    _notice("link", f"{source} -> {target}")
+    target.hardlink_to(source)
+
+
+def symlink(path: Path, target: str) -> None:
+    _notice("symlink", path)
+    path.symlink_to(target)
+
+
+def mkdir(path: Path, *, mode: int = 0o755) -> None:
+    """Create the folder; an existing one is fine."""
+    if path.is_dir():
+        return
+    _notice("mkdir", path)
+    path.mkdir(mode=mode, exist_ok=True)
+
+
+def make_dirs(path: Path, *, mode: int = 0o755) -> None:
+    """Create the folder and its missing parents, each made durable in its own parent."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        mkdir(folder, mode=mode)
+        fsync_dir(folder.parent)
+
+
+def unlink(path: Path) -> None:
+    """Remove a file or link; a missing one is fine."""
+    _notice("unlink", path)
+    path.unlink(missing_ok=True)
+
+
+def rmdir(path: Path) -> None:
+    _notice("rmdir", path)
+    path.rmdir()
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder and all below it; follows no symlink; a missing one is fine. Not atomic: rename it first."""
+    if path.is_symlink() or not path.is_dir():
+        unlink(path)
+        return
+    for entry in sorted(path.iterdir()):
+        remove_tree(entry)
+    rmdir(path)

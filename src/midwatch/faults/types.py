@@ -47,6 +47,8 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     proc_state: ProcState = "?"
     cpu_delta_s: float | None = None
     """CPU seconds used between the two samples."""
+    steps_advanced: int = 0
+    """Steps begun between the first and the last sample: anything but 0 says that it is slow, not hung."""
     stacks: tuple[tuple[Frame, ...], ...] = ()
     """Main-thread samples in time order, each innermost frame first; empty when none could be taken."""
     stderr_tail: tuple[str, ...] = ()
@@ -56,18 +58,45 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel log or the cgroup's counters say this pid was OOM-killed."""
 
 
+class ResumeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank says it resumed from."""
+
+    rank: int
+    step: int | None
+    checkpoint: str
+    config_hash: str
+
+
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """One incident as the coordinator sees it."""
+    """One incident as the coordinator sees it.
+
+    The agents fill ``ranks``, ``kernel_lines`` and ``window_s``; what only the decision core knows (from
+    ``lost_nodes`` and ``history`` on) it adds itself before judging.
+    """
 
     incident: str
     trigger: Literal["exit", "hang", "agent_lost", "resume_mismatch", "operator"]
     ranks: tuple[RankEvidence, ...] = ()
-    lost_nodes: tuple[str, ...] = ()
-    nodes_total: int = 1
     kernel_lines: tuple[tuple[str, str], ...] = ()
     """(node, line) pairs since the attempt began."""
+    window_s: float = 0.5
+    """Between the first and the last sample; what ``cpu_delta_s`` is measured against."""
+    lost_nodes: tuple[str, ...] = ()
+    nodes_total: int = 1
     history: tuple[tuple[str, int | None], ...] = ()
     """(fingerprint, step) of earlier incidents since the last progress, oldest first."""
+    lived_s: float | None = None
+    """From the launch of this attempt to the incident."""
+    has_progressed: bool = False
+    """Some attempt of this run got past its first step (or lived long enough that it must have)."""
+    has_advanced: bool = False
+    """The slowest rank finished another step after the suspicion arose."""
+    extensions: int = 0
+    """How often this suspicion was already let off as a near-miss."""
+    suspected: tuple[tuple[int, int | None], ...] = ()
+    """(rank, step) at the moment each suspicion arose."""
+    resumed: tuple[ResumeReport, ...] = ()
+    """Resume reports, while the gate is still closed; a rank that is missing here has not finished loading."""
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,7 +44,16 @@ class NodeLost(_Event, frozen=True, kw_only=True):
     agent: str
 
 
+class RanksStarted(_Event, frozen=True, kw_only=True):
+    """All ranks this node was given exist as processes. Only the status depends on it: starting becomes running."""
+
+    node: str
+    attempt: int
+
+
 class RankExited(_Event, frozen=True, kw_only=True):
+    """A rank ended. Sent again for every dead rank after the agent reconnects: a repeat is recognised and harmless."""
+
     node: str
     attempt: int
     rank: int
@@ -119,6 +128,7 @@ class Ticked(_Event, frozen=True, kw_only=True):
 Event = (
     NodeJoined
     | NodeLost
+    | RanksStarted
     | RankExited
     | RankSuspected
     | RankResumed
@@ -167,7 +177,11 @@ class GatherEvidence(_Instruction, frozen=True, kw_only=True):
 
 
 class StopRanks(_Instruction, frozen=True, kw_only=True):
-    """SIGTERM, ``grace_s``, SIGKILL to everything of this attempt on all nodes, then sweep; answer with RanksGone."""
+    """SIGTERM, ``grace_s``, SIGKILL to everything of this attempt on all nodes, then sweep; answer with RanksGone.
+
+    May come again for the same attempt with a shorter ``grace_s`` (someone asked twice): the shorter one holds. A node
+    that runs nothing of it answers at once.
+    """
 
     attempt: int
     grace_s: float

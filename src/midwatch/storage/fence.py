@@ -4,9 +4,9 @@ A rank that was cut off (frozen, partitioned) may wake after its run has been ta
 
 1. It looks before it leaps: ``Fence.check`` before each commit, move of ``latest``, prune and upload refuses when a
    newer claim exists.
-2. It may still leap in the moment between look and leap. So each claim lists the checkpoints that were committed when it
-   was made; a checkpoint of an older attempt that a newer claim does not list was committed too late, and readers pass
-   over it.
+2. It may still leap in the moment between look and leap. So each claim lists the checkpoints that were committed when
+   it was made; a checkpoint of an older attempt that a newer claim does not list was committed too late, and readers
+   pass over it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _write_claim(run_dir: Path, run: str, attempt: int, inventory: Sequence[str]
 
 
 def read_claims(run_dir: Path) -> list[AttemptClaim]:
-    """All readable claims, oldest first; a damaged one is skipped (its number still fences, its inventory is unknown)."""
+    """All readable claims, oldest first; a damaged one is skipped: its number still fences."""
     claims: list[AttemptClaim] = []
     for attempt in sorted(_attempts(run_dir)):
         try:

@@ -1,7 +1,7 @@
 """Every file operation that changes the disk, in one place, so that each can be numbered and interrupted.
 
-Nothing in midwatch that must survive a crash calls ``os`` directly for a change: it calls these functions. Tests install
-an observer that is told of each operation *before* it happens and may die or raise there.
+Nothing in midwatch that must survive a crash calls ``os`` directly for a change: it calls these functions. Tests
+install an observer that is told of each operation *before* it happens and may die or raise there.
 """
 
 from __future__ import annotations

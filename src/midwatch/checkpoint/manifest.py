@@ -1,0 +1,242 @@
+"""The records beside the shards: a receipt per rank, and one manifest that is written last and makes it a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from midwatch.checkpoint.image import FORMAT_VERSION, TensorEntry
+from midwatch.core import CheckpointError, CheckpointName
+from midwatch.storage import CHUNK_BYTES, canonical_json, sha256_hex
+
+MANIFEST_FILE = "MANIFEST.json"
+VERIFIED_FILE = "VERIFIED.json"
+SUSPECT_FILE = "SUSPECT.json"
+REASON_FILE = "REASON.json"
+FORMAT_NAME = "midwatch-checkpoint"
+
+
+def shard_file(rank: int) -> str:
+    """``rank-00000.safetensors``."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+def receipt_file(rank: int) -> str:
+    """``rank-00000.receipt.json``."""
+    return f"rank-{rank:05d}.receipt.json"
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank wrote: sizes and digests of the *staged* bytes, taken before the file system saw them."""
+
+    format_version: int = FORMAT_VERSION
+    run: str
+    attempt: int
+    step: int
+    rank: int
+    world_size: int
+    file: str
+    size_bytes: int
+    chunk_bytes: int = CHUNK_BYTES
+    chunks: tuple[str, ...]
+    digest: str
+    entries: tuple[TensorEntry, ...]
+    sections: tuple[str, ...] = ()
+
+    @property
+    def owner(self) -> tuple[str, int, int, int, int]:
+        """What must agree between shard, receipt and manifest."""
+        return self.run, self.attempt, self.step, self.rank, self.world_size
+
+    @property
+    def data_start(self) -> int:
+        """Where the tensors begin in the file."""
+        return self.size_bytes - max((entry.end for entry in self.entries), default=0)
+
+    def tensors_in(self, begin: int, end: int) -> tuple[str, ...]:
+        """Keys of the tensors with bytes in ``[begin, end)`` of the file."""
+        start = self.data_start
+        return tuple(e.key for e in self.entries if e.begin < e.end and start + e.begin < end and begin < start + e.end)
+
+
+class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard as the manifest knows it. ``receipt_digest`` is SHA-256 of the receipt file."""
+
+    name: str
+    rank: int
+    size_bytes: int
+    digest: str
+    receipt_digest: str
+
+
+class TensorRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor of the whole checkpoint; where its parts lie is in the receipts and shard headers."""
+
+    dtype: str
+    global_shape: tuple[int, ...]
+
+
+class ManifestDraft(msgspec.Struct, frozen=True, kw_only=True):
+    """What the committer's training process knows and the writers cannot; frozen at staging time."""
+
+    created_ns: int
+    loss: float | None = None
+    metrics: dict[str, float | None] = {}
+    config_hash: str = ""
+    code_hash: str = ""
+    parent: str = ""
+    ledger_head: str = ""
+    sections: dict[str, bool] = {}
+    save_optimizer: bool = True
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """``MANIFEST.json``. ``digest`` is SHA-256 over the canonical JSON with an empty ``digest``.
+
+    A NaN loss is stored as null.
+    """
+
+    format: str = FORMAT_NAME
+    format_version: int = FORMAT_VERSION
+    run: str
+    attempt: int
+    step: int
+    created_ns: int
+    world_size: int
+    loss: float | None = None
+    metrics: dict[str, float | None] = {}
+    config_hash: str = ""
+    code_hash: str = ""
+    parent: str = ""
+    ledger_head: str = ""
+    files: tuple[FileRecord, ...]
+    tensors: dict[str, TensorRecord]
+    sections: dict[str, bool] = {}
+    save_optimizer: bool = True
+    digest: str = ""
+
+    @property
+    def name(self) -> str:
+        return str(CheckpointName(self.step, self.attempt))
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+class VerifiedMark(msgspec.Struct, frozen=True, kw_only=True):
+    """``VERIFIED.json``: every byte was read back from the medium and equals what was staged."""
+
+    format_version: int = FORMAT_VERSION
+    name: str
+    manifest_digest: str
+    verified_ns: int
+    ranks: tuple[int, ...]
+    """Ranks whose shards were checked here: all of them in the shared tier, the node's own in a local tier."""
+    digest: str = ""
+
+
+def build_manifest(
+    draft: ManifestDraft,
+    receipts: Sequence[Receipt],
+    receipt_digests: Mapping[int, str],
+    tensors: dict[str, TensorRecord],
+) -> Manifest:
+    """Join the draft and all ranks' receipts; the result is sealed."""
+    first = receipts[0]
+    files = tuple(
+        FileRecord(
+            name=receipt.file,
+            rank=receipt.rank,
+            size_bytes=receipt.size_bytes,
+            digest=receipt.digest,
+            receipt_digest=receipt_digests[receipt.rank],
+        )
+        for receipt in receipts
+    )
+    manifest = Manifest(
+        run=first.run,
+        attempt=first.attempt,
+        step=first.step,
+        world_size=first.world_size,
+        files=files,
+        tensors=tensors,
+        **msgspec.structs.asdict(draft),
+    )
+    return msgspec.structs.replace(manifest, digest=seal(manifest))
+
+
+def seal(record: Manifest | VerifiedMark) -> str:
+    """The record's own digest."""
+    # Through bytes once, so that what JSON cannot hold (NaN) is dropped before the digest is taken.
+    plain = msgspec.json.decode(canonical_json(msgspec.structs.replace(record, digest="")), type=type(record))
+    return sha256_hex(canonical_json(plain))
+
+
+def encode_record(record: Manifest | VerifiedMark | Receipt) -> bytes:
+    """The bytes of the file: canonical JSON and a newline."""
+    return canonical_json(record) + b"\n"
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """Decode and check the seal.
+
+    Raises:
+        CheckpointError: CK106 when a single bit is wrong, CK108 when a newer midwatch wrote it.
+    """
+    _check_version(data, "CK106", MANIFEST_FILE)
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CheckpointError("CK106", f"{MANIFEST_FILE} is damaged: {error}") from error
+    if encode_record(manifest) != data or manifest.digest != seal(manifest):
+        raise CheckpointError("CK106", f"{MANIFEST_FILE} is damaged: its bytes do not match its digest")
+    ranks = [file.rank for file in manifest.files]
+    if ranks != list(range(manifest.world_size)) or manifest.format != FORMAT_NAME:
+        raise CheckpointError("CK106", f"{MANIFEST_FILE} is damaged: files do not match the world size")
+    return manifest
+
+
+def decode_receipt(data: bytes) -> Receipt:
+    """Decode; whether it is the right one is told by the manifest's ``receipt_digest``.
+
+    Raises:
+        CheckpointError: CK104 when unreadable, CK108 when a newer midwatch wrote it.
+    """
+    _check_version(data, "CK104", "receipt")
+    try:
+        return msgspec.json.decode(data, type=Receipt)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CheckpointError("CK104", f"receipt is damaged: {error}") from error
+
+
+def decode_verified(data: bytes) -> VerifiedMark | None:
+    """The mark, or None when its bytes cannot be trusted: the checkpoint then counts as unverified."""
+    try:
+        mark = msgspec.json.decode(data, type=VerifiedMark)
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    return mark if encode_record(mark) == data and mark.digest == seal(mark) else None
+
+
+class _Versioned(msgspec.Struct):
+    format_version: int
+
+
+def _check_version(data: bytes, code: str, what: str) -> None:
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).format_version
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CheckpointError(code, f"{what} is damaged: {error}") from error
+    if version > FORMAT_VERSION:
+        raise CheckpointError("CK108", f"{what} has format {version}, this midwatch reads up to {FORMAT_VERSION}")
+
+
+def sections_of(keys: Iterable[str]) -> tuple[str, ...]:
+    """Section names of flat keys: ``model.w`` is ``model``, ``private.00000.rng.x`` is ``rng``."""
+    found: set[str] = set()
+    for key in keys:
+        parts = key.split(".")
+        found.add(parts[2] if parts[0] == "private" and len(parts) > 2 else parts[0])
+    return tuple(sorted(found))

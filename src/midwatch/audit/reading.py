@@ -1,0 +1,64 @@
+"""Reading ledgers for people and programs; judging them is ``verify``'s business."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from midwatch.audit.line import LedgerLine
+from midwatch.core import LedgerError
+
+
+def ledger_files(run_dir: Path) -> list[Path]:
+    """The ledger files of a run, by name.
+
+    Raises:
+        LedgerError: LG103 when the folder has none.
+    """
+    files = sorted((run_dir / "ledger").glob("*.jsonl"))
+    if not files:
+        raise LedgerError("LG103", f"no ledger under {run_dir}", path=str(run_dir))
+    return files
+
+
+def read_ledger(path: Path) -> Iterator[LedgerLine]:
+    """The lines of one file in order. Damaged lines and a torn end are passed over: ``verify_ledger`` names them.
+
+    Raises:
+        LedgerError: LG103 when there is no such file.
+    """
+    if not path.is_file():
+        raise LedgerError("LG103", f"no ledger at {path}", path=str(path))
+    return _lines(path)
+
+
+def merged(run_dir: Path) -> list[LedgerLine]:
+    """All lines of all files of a run by wall time; within one file its own order holds even if the clock jumped back.
+
+    Raises:
+        LedgerError: LG103 when the run has no ledger.
+    """
+    streams = [_timed(path) for path in ledger_files(run_dir)]
+    return [line for _, _, _, line in heapq.merge(*streams, key=lambda item: item[:3])]
+
+
+def _lines(path: Path) -> Iterator[LedgerLine]:
+    with path.open("rb") as file:
+        for raw in file:
+            if not raw.endswith(b"\n"):
+                return
+            try:
+                line = msgspec.json.decode(raw, type=LedgerLine)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                continue
+            yield msgspec.structs.replace(line, writer=path.stem)
+
+
+def _timed(path: Path) -> Iterator[tuple[int, str, int, LedgerLine]]:
+    newest = 0
+    for place, line in enumerate(_lines(path)):
+        newest = max(newest, line.ts_ns)
+        yield newest, path.stem, place, line

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 import msgspec
@@ -10,6 +10,8 @@ import msgspec
 from midwatch.core import format_seconds
 
 Point = tuple[float, float]
+Place = Callable[[float, float], Point]
+"""Data to picture coordinates."""
 
 
 class FaultRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +154,7 @@ def _chart(
     return "".join(parts) + "</svg>"
 
 
-def _axes(place, x_max: float, y_low: float, y_high: float, x_name: str, y_name: str) -> list[str]:  # type: ignore[no-untyped-def]
+def _axes(place: Place, x_max: float, y_low: float, y_high: float, x_name: str, y_name: str) -> list[str]:
     parts: list[str] = []
     for i in range(6):
         x, _ = place(x_max * i / 5, y_low)

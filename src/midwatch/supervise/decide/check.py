@@ -1,0 +1,34 @@
+"""The invariants of the decision core. Expensive and for tests; production does not call them."""
+
+from __future__ import annotations
+
+from midwatch.supervise.decide import stopping
+from midwatch.supervise.decide.core import Core
+from midwatch.supervise.decide.model import LIVE
+
+
+def check(core: Core) -> None:
+    """Assert what must hold between two events."""
+    memory = core.memory
+    assert 0 <= memory.restarts_used <= core.restart.max_restarts, "the budget is exceeded"
+    assert (core.incident is not None) >= (core.state == "judging"), "judging without an incident"
+    assert core.incident is None or core.state in ("judging", "stopping"), "an incident is open but nobody acts"
+    assert ("recheck" in core.timers) == (core.watching is not None), "a near-miss nobody looks at again"
+    assert core.state == "finished" or core.watching is None or core.state in ("starting", "running")
+    assert not core.is_leaving or core.stop is not None, "leaving without being asked"
+    assert not core.is_leaving or core.state in ("starting", "running"), "leaving while not training"
+    if core.state in LIVE:
+        assert core.attempt is not None, "live without an attempt"
+        assert core.next_attempt > core.attempt.number, "an attempt number would be used twice"
+        assert set(core.attempt.exits) <= set(core.attempt.ranks), "a stranger's exit"
+    if core.state == "stopping":
+        assert stopping.pending(core), "all ranks are gone, but nothing follows"
+        assert "gone" in core.timers, "an unbounded wait for ranks to end"
+    if core.state == "judging":
+        assert "evidence" in core.timers or "second_look" in core.timers, "an unbounded wait for evidence"
+    if core.state == "backing_off":
+        assert "backoff" in core.timers, "an unbounded back-off"
+    if core.state == "waiting" and core.roster.nodes:
+        assert "join" in core.timers, "an unbounded wait for nodes"
+    if core.state == "finished":
+        assert not core.timers, "something is still to come"

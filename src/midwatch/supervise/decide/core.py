@@ -1,0 +1,167 @@
+"""The state of the decision core and the few verbs every chapter of it uses: move, emit, arm a timer.
+
+The chapters (``launching``, ``exits``, ``proof``, ...) are plain functions over a ``Core``; none of them keeps state.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from midwatch.config import RestartConfig, WatchConfig
+from midwatch.supervise.decide.memory import Memory
+from midwatch.supervise.decide.model import (
+    SECOND,
+    TRANSITIONS,
+    Attempt,
+    Incident,
+    Outcome,
+    State,
+    StopWish,
+    Watching,
+)
+from midwatch.supervise.decide.roster import Roster
+from midwatch.supervise.decide.story import InvalidTransition, Story
+from midwatch.supervise.messages import Event, Finish, Instruction, Record, Say, WakeAt
+
+Timer = Literal["join", "resume", "settle", "evidence", "second_look", "recheck", "gone", "backoff", "leave", "alive"]
+
+STORY_LENGTH = 400
+
+
+class Core:
+    """Everything the supervisor knows. One owner: the ``Supervisor``; the chapters change it during one ``handle``."""
+
+    def __init__(self, *, run: str, nnodes: int, watch: WatchConfig, restart: RestartConfig, first_attempt: int) -> None:
+        self.run = run
+        self.watch = watch
+        self.restart = restart
+        self.state: State = "waiting"
+        """Changed by ``move`` only, along ``TRANSITIONS``."""
+        self.roster = Roster(nnodes)
+        self.memory = Memory(restart)
+        self.next_attempt = first_attempt
+        """Strictly increasing; taken at each launch."""
+        self.launches = 0
+        """Launches so far; ``restart_count`` of a launch is this minus one."""
+        self.attempt: Attempt | None = None
+        """The current attempt while ``state`` is one of ``LIVE``, else the last one."""
+        self.incident: Incident | None = None
+        """Under judgement or being acted on: set exactly while ``judging``, and until its ranks are gone."""
+        self.recovering: Incident | None = None
+        """Judged and restarted from; open until training is past the failed step."""
+        self.watching: Watching | None = None
+        """A near-miss; its ``recheck`` timer is armed exactly while this is set."""
+        self.incidents = 0
+        """Opened in the current attempt, near-misses included; part of the incident's id."""
+        self.stop: StopWish | None = None
+        """Once set never unset: no launch follows."""
+        self.is_leaving = False
+        """Ranks were asked to save and exit by themselves."""
+        self.outcome: Outcome | None = None
+        """How the run will end when the ranks are gone; set at judgement, carried out after the sweep."""
+        self.is_held = False
+        """The next launch waits for ``memory.hold_s``."""
+        self.returning: int = 0
+        """After a restart of the coordinator: the attempt whose ranks may still run; 0 once that is settled."""
+        self.deferred: list[Event] = []
+        """Reports about ``returning`` that came before all nodes were back."""
+        self.timers: dict[Timer, int] = {}
+        """Armed timers and when they are due."""
+        self.story = Story(STORY_LENGTH)
+        self.now_ns = 0
+        self.cause = ""
+        self.note = ""
+        self.path: list[State] = []
+        self.out: list[Instruction] = []
+
+    # --- one turn ----------------------------------------------------------------------------------------------
+
+    def begin(self, event: Event) -> None:
+        """Start a turn: the event's time and cause hold for everything emitted in it."""
+        self.now_ns = max(self.now_ns, event.now_ns)
+        self.cause = event.cause
+        self.note = ""
+        self.path = [self.state]
+        self.out = []
+
+    def end(self, event: Event) -> list[Instruction]:
+        """Close the turn, write its chapter, hand out what is to be done."""
+        names = tuple(type(instruction).__name__ for instruction in self.out)
+        if names or len(self.path) > 1 or self.note:
+            self.story.add(
+                type(event).__name__,
+                now_ns=self.now_ns,
+                cause=event.cause,
+                states=tuple(self.path),
+                instructions=names,
+                note=self.note,
+            )
+        return self.out
+
+    def move(self, state: State) -> None:
+        """Change the state along the table.
+
+        Raises:
+            InvalidTransition: The table has no such step.
+        """
+        if state not in TRANSITIONS[self.state]:
+            raise InvalidTransition(self.state, state, self.story.tell())
+        self.state = state
+        self.path.append(state)
+
+    def set_aside(self, why: str) -> None:
+        """The event changes nothing; say why in the story."""
+        self.note = why
+
+    # --- emitting ----------------------------------------------------------------------------------------------
+
+    def emit(self, instruction: Instruction) -> None:
+        self.out.append(instruction)
+
+    def record(self, event: str, step: int | None = None, **data: Any) -> None:
+        """A ledger line; the attempt goes with it, because the coordinator's ledger spans all attempts."""
+        number = self.attempt.number if self.attempt else 0
+        self.emit(Record(cause=self.cause, event=event, step=step, data={"attempt": number, **data}))
+
+    def say(self, sentence: str, level: Literal["info", "warning", "error"] = "info") -> None:
+        self.emit(Say(cause=self.cause, sentence=sentence, level=level))
+
+    def finish(self, outcome: Outcome) -> None:
+        """End the run; nothing is emitted after this."""
+        self.cause = outcome.cause or self.cause
+        self.timers.clear()
+        self.watching = None
+        self.record("run.finished", exit_code=outcome.exit_code, error=outcome.error, sentence=outcome.sentence)
+        self.move("finished")
+        self.emit(
+            Finish(cause=self.cause, exit_code=outcome.exit_code, error=outcome.error, sentence=outcome.sentence)
+        )
+
+    # --- timers ------------------------------------------------------------------------------------------------
+
+    def arm(self, timer: Timer, seconds: float) -> None:
+        """(Re-)arm a timer, and ask for the tick that will find it due."""
+        due = self.now_ns + round(seconds * SECOND)
+        self.timers[timer] = due
+        self.emit(WakeAt(cause=self.cause, at_ns=due))
+
+    def disarm(self, *timers: Timer) -> None:
+        for timer in timers:
+            self.timers.pop(timer, None)
+
+    def take_due(self) -> list[Timer]:
+        """Remove and return the timers that are due, earliest first."""
+        due = sorted((at, timer) for timer, at in self.timers.items() if at <= self.now_ns)
+        for _, timer in due:
+            del self.timers[timer]
+        return [timer for _, timer in due]
+
+    # --- questions ---------------------------------------------------------------------------------------------
+
+    def live_attempt(self, number: int) -> Attempt | None:
+        """The current attempt when ``number`` is it and its ranks may exist; None sets the event aside."""
+        attempt = self.attempt
+        if attempt is not None and attempt.number == number and self.state in ("starting", "running", "judging", "stopping"):
+            return attempt
+        self.set_aside(f"attempt {number} is not live")
+        return None

@@ -1,0 +1,114 @@
+"""Nodes that come, go, and come back; and picking up the thread after the coordinator itself was restarted."""
+
+from __future__ import annotations
+
+from midwatch.supervise.decide import incidents, launching, stopping
+from midwatch.supervise.decide.core import Core
+from midwatch.supervise.messages import NodeJoined, NodeLost, StopRanks
+
+
+def node_joined(core: Core, event: NodeJoined) -> None:
+    arrival = core.roster.join(event)
+    if arrival != "again":
+        core.record(
+            "node.joined", node=event.node, nproc=event.nproc, arrival=arrival, running_attempt=event.running_attempt
+        )
+    if arrival in ("new", "spare"):
+        places = f"{len(core.roster.places)} of {core.roster.nnodes}"
+        core.say(f"node {event.node} joined ({places})" if arrival == "new" else f"node {event.node} joined as a spare")
+    is_live = core.state in ("starting", "running", "judging", "stopping")
+    current = core.attempt.number if core.attempt is not None and (is_live or core.returning) else 0
+    if event.running_attempt not in (0, current):
+        _stop_leftover(core, event.running_attempt)
+    if core.state == "waiting":
+        _settle_in(core)
+    elif is_live:
+        _joined_while_live(core, event, is_restarted=arrival == "restarted" and event.running_attempt != current)
+    elif core.state == "backing_off" and "backoff" not in core.timers:
+        launching.proceed(core)
+
+
+def _stop_leftover(core: Core, attempt: int) -> None:
+    core.say(f"a node still runs attempt {attempt}; ending that first", "warning")
+    core.emit(
+        StopRanks(cause=core.cause, attempt=attempt, grace_s=core.watch.grace_s, reason="left over from an old attempt")
+    )
+
+
+def _joined_while_live(core: Core, event: NodeJoined, *, is_restarted: bool) -> None:
+    attempt = core.attempt
+    assert attempt is not None
+    if event.node not in attempt.nodes:
+        return
+    if is_restarted:
+        _node_failed(core, event.node)
+    elif core.state == "stopping" and event.running_attempt == attempt.number:
+        # It was away when the order went out.
+        core.emit(
+            StopRanks(cause=core.cause, attempt=attempt.number, grace_s=core.watch.grace_s, reason="it missed the order")
+        )
+
+
+def node_lost(core: Core, event: NodeLost) -> None:
+    if not core.roster.lose(event.node, event.agent):
+        core.set_aside("not the agent we know")
+        return
+    core.record("node.lost", node=event.node)
+    core.say(f"node {event.node} is lost", "error")
+    attempt = core.attempt
+    is_live = core.state in ("starting", "running", "judging", "stopping")
+    if is_live and attempt is not None and event.node in attempt.nodes:
+        _node_failed(core, event.node)
+
+
+def _node_failed(core: Core, node: str) -> None:
+    """The agent of a node is gone, and by parent-death its ranks with it."""
+    if core.state == "judging" and core.incident is not None:
+        core.incident.lost_nodes.append(node)
+        incidents.look_again_now(core)
+    elif core.state == "stopping":
+        stopping.settle(core)
+    elif core.stop is not None:
+        stopping.begin(core, grace_s=core.watch.grace_s, reason=f"node {node} is gone, so the others cannot save")
+    elif core.state in ("starting", "running"):
+        incidents.open_incident(core, "agent_lost", samples=1, lost_nodes=[node])
+
+
+def _settle_in(core: Core) -> None:
+    """Launch, or after a restart of the coordinator find out what still runs."""
+    if not core.returning:
+        launching.proceed(core)
+        return
+    if "join" not in core.timers:
+        core.arm("join", core.restart.join_timeout_s)
+    if not core.roster.is_complete:
+        return
+    attempt = core.attempt
+    assert attempt is not None
+    gone = [name for name in attempt.nodes if not _runs(core, name, attempt.number)]
+    if len(gone) == len(attempt.nodes):
+        core.say(f"nothing of attempt {attempt.number} is left")
+        core.returning = 0
+        launching.proceed(core)
+        return
+    launching.adopt(core)
+    if gone:
+        incidents.open_incident(core, "agent_lost", samples=1, lost_nodes=gone)
+
+
+def _runs(core: Core, name: str, attempt: int) -> bool:
+    node = core.roster.nodes.get(name)
+    return node is not None and node.is_live and node.running_attempt == attempt
+
+
+def join_timed_out(core: Core) -> None:
+    """Go on with those that came back, or give up."""
+    if core.state != "waiting":
+        return
+    attempt = core.attempt
+    if launching.has_returned(core) and attempt is not None:
+        gone = [name for name in attempt.nodes if not _runs(core, name, attempt.number)]
+        launching.adopt(core)
+        incidents.open_incident(core, "agent_lost", samples=1, lost_nodes=gone)
+        return
+    launching.give_up_waiting(core)

@@ -1,0 +1,95 @@
+"""Waiting for nodes, placing ranks, launching."""
+
+from __future__ import annotations
+
+from midwatch.core.codes import CODES
+from midwatch.supervise.decide.core import Core
+from midwatch.supervise.decide.model import Attempt, Outcome
+from midwatch.supervise.messages import LaunchAttempt
+
+
+def proceed(core: Core) -> None:
+    """Launch when every place is held by a clean node; otherwise wait for that, bounded by ``join_timeout_s``."""
+    core.roster.fill_holes()
+    if core.roster.is_complete and core.roster.is_clean:
+        launch(core)
+        return
+    if core.state == "backing_off":
+        core.move("waiting")
+        core.say(f"waiting for nodes: {core.roster.usable_places} of {core.roster.nnodes} are ready")
+    if "join" not in core.timers:
+        core.arm("join", core.restart.join_timeout_s)
+
+
+def launch(core: Core) -> None:
+    core.disarm("join", "backoff")
+    core.attempt = Attempt(number=core.next_attempt, launched_ns=core.now_ns, placements=core.roster.placements())
+    core.next_attempt += 1
+    core.launches += 1
+    core.incidents = 0
+    core.returning = 0
+    core.is_held = False
+    attempt = core.attempt
+    if core.recovering is not None:
+        core.cause = core.recovering.cause
+        core.arm("alive", ALIVE_S)
+    for placement in attempt.placements:
+        core.roster.nodes[placement.node].running_attempt = attempt.number
+    core.move("starting")
+    restarts = core.launches - 1
+    core.record(
+        "attempt.launched",
+        world_size=attempt.world_size,
+        restart_count=restarts,
+        placements=[[p.node, list(p.ranks)] for p in attempt.placements],
+    )
+    core.emit(
+        LaunchAttempt(
+            cause=core.cause,
+            attempt=attempt.number,
+            world_size=attempt.world_size,
+            placements=attempt.placements,
+            restart_count=restarts,
+        )
+    )
+    core.say(
+        f"attempt {attempt.number}: starting {attempt.world_size} ranks on {len(attempt.nodes)} node(s)"
+        + (f" (restart {restarts})" if restarts else "")
+    )
+
+
+ALIVE_S = 30.0
+"""An unattached script reports no steps: living this long after a restart is what closes its incident."""
+
+
+def has_returned(core: Core) -> bool:
+    """After a restart of the coordinator: some node still runs the attempt it left behind."""
+    return core.returning != 0 and any(n.running_attempt == core.returning for n in core.roster.nodes.values())
+
+
+def adopt(core: Core) -> None:
+    """Take up the attempt that went on while the coordinator was away."""
+    core.returning = 0
+    core.disarm("join")
+    core.move("running")
+    assert core.attempt is not None
+    core.record("attempt.adopted", step=core.attempt.step)
+    core.say(f"attempt {core.attempt.number} is still running; carrying on")
+
+
+def give_up_waiting(core: Core) -> None:
+    """The nodes did not come."""
+    ready, wanted = core.roster.usable_places, core.roster.nnodes
+    missing = ", ".join(name for name in core.roster.places if not core.roster.is_usable(name))
+    busy = ", ".join(name for name in core.roster.places if _is_busy(core, name))
+    sentence = f"{ready} of {wanted} nodes joined within {core.restart.join_timeout_s:g} s"
+    if missing:
+        sentence += f"; missing: {missing}"
+    if busy:
+        sentence += f"; still holding an old attempt: {busy}"
+    core.finish(Outcome(exit_code=CODES["SV106"].exit_code, error="SV106", sentence=sentence, cause=core.cause))
+
+
+def _is_busy(core: Core, name: str) -> bool:
+    node = core.roster.nodes.get(name)
+    return node is not None and node.running_attempt != 0

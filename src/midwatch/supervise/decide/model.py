@@ -1,0 +1,133 @@
+"""The nouns of the decision core: what is remembered about an attempt, an incident, a wish to stop, an end."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from midwatch.faults import Verdict
+from midwatch.supervise.messages import Placement, RankResumed
+
+State = Literal["waiting", "starting", "running", "judging", "stopping", "backing_off", "finished"]
+Trigger = Literal["exit", "hang", "agent_lost", "resume_mismatch", "operator"]
+
+SECOND = 1_000_000_000
+
+LIVE: tuple[State, ...] = ("starting", "running", "judging", "stopping")
+"""States in which ranks of the current attempt may exist."""
+
+TRAINING: tuple[State, ...] = ("starting", "running")
+"""States in which a fault opens an incident."""
+
+TRANSITIONS: dict[State, tuple[State, ...]] = {
+    "waiting": ("starting", "running", "finished"),
+    "starting": ("running", "judging", "stopping", "finished"),
+    "running": ("judging", "stopping", "finished"),
+    "judging": ("starting", "running", "stopping"),
+    "stopping": ("backing_off", "finished"),
+    "backing_off": ("starting", "waiting", "finished"),
+    "finished": (),
+}
+"""waiting -> running is a restarted coordinator finding its ranks alive; judging -> running is a near-miss."""
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """How one rank ended."""
+
+    exit_code: int
+    is_finished: bool
+    at_ns: int
+
+
+class Attempt(msgspec.Struct, kw_only=True):
+    """One launch. It stays here after its end, until the next one replaces it."""
+
+    number: int
+    launched_ns: int
+    placements: tuple[Placement, ...]
+    started: set[str] = msgspec.field(default_factory=set)
+    """Nodes whose ranks exist as processes."""
+    exits: dict[int, Exit] = msgspec.field(default_factory=dict)
+    attached: set[int] = msgspec.field(default_factory=set)
+    """Ranks known to beat through a slot."""
+    resumed: dict[int, RankResumed] = msgspec.field(default_factory=dict)
+    is_allowed: bool = False
+    """The gate is open: every rank's resume report agreed. Never set back within an attempt."""
+    step: int | None = None
+    """The newest step the slowest rank finished in this attempt."""
+    first_progress_ns: int | None = None
+
+    @property
+    def ranks(self) -> dict[int, str]:
+        """Rank -> node."""
+        return {rank: placement.node for placement in self.placements for rank in placement.ranks}
+
+    @property
+    def world_size(self) -> int:
+        return sum(len(placement.ranks) for placement in self.placements)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(placement.node for placement in self.placements)
+
+    @property
+    def has_all_exited(self) -> bool:
+        return len(self.exits) == self.world_size
+
+    @property
+    def has_failed_exit(self) -> bool:
+        return any(exit_.exit_code != 0 for exit_ in self.exits.values())
+
+    @property
+    def is_all_finished(self) -> bool:
+        """Every rank ended with 0 after the declared end of its steps."""
+        return self.has_all_exited and all(e.exit_code == 0 and e.is_finished for e in self.exits.values())
+
+
+class Incident(msgspec.Struct, kw_only=True):
+    """One suspicion or fault, from its first sign to training again."""
+
+    id: str
+    cause: str
+    """Of the event that opened it; all that follows from it repeats this."""
+    trigger: Trigger
+    samples: int
+    attempt: int
+    opened_ns: int
+    came_from: State
+    """Where a near-miss goes back to."""
+    step_at_open: int | None = None
+    suspected: dict[int, int | None] = msgspec.field(default_factory=dict)
+    """Suspected rank -> its step when the suspicion arose."""
+    patience_s: float = 0.0
+    """How long to wait before looking again after a near-miss."""
+    extensions: int = 0
+    has_second_look: bool = False
+    lost_nodes: list[str] = msgspec.field(default_factory=list)
+    verdict: Verdict | None = None
+
+
+class Watching(msgspec.Struct, kw_only=True):
+    """A near-miss being watched: progress ends it, time brings it back."""
+
+    incident: Incident
+    step: int | None
+
+
+class StopWish(msgspec.Struct, kw_only=True):
+    """Somebody wants the run to end."""
+
+    reason: str
+    cause: str
+    count: int = 1
+    """Asking again shortens the grace."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How the run will end once the ranks are gone."""
+
+    exit_code: int
+    error: str
+    sentence: str
+    cause: str

@@ -1,0 +1,110 @@
+"""Who is here: nodes, their agents, their fixed places. Survivors keep their ranks; only the hole is filled."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from midwatch.supervise.messages import NodeJoined, Placement
+
+Arrival = Literal["new", "again", "restarted", "spare"]
+
+
+class Node(msgspec.Struct, kw_only=True):
+    """One machine's agent, as it last registered."""
+
+    name: str
+    agent: str
+    nproc: int
+    address: str
+    is_live: bool = True
+    is_unusable: bool = False
+    """Processes on it could not be killed."""
+    running_attempt: int = 0
+    """The attempt whose ranks it may still hold; 0 when it is clean. Launching needs 0 everywhere."""
+
+
+class Roster:
+    """Places ``0..nnodes-1`` in order of first joining, and spares beyond them."""
+
+    def __init__(self, nnodes: int) -> None:
+        self.nnodes = nnodes
+        self.nodes: dict[str, Node] = {}
+        self.places: list[str] = []
+        """Node names by place. A lost node keeps its place until a spare or a newcomer takes it."""
+
+    def join(self, event: NodeJoined) -> Arrival:
+        """Take the registration in and say what kind of arrival it is."""
+        known = self.nodes.get(event.node)
+        node = Node(
+            name=event.node,
+            agent=event.agent,
+            nproc=event.nproc,
+            address=event.address,
+            running_attempt=event.running_attempt,
+            is_unusable=known.is_unusable if known else False,
+        )
+        self.nodes[event.node] = node
+        if known is not None:
+            if known.agent != event.agent:
+                return "restarted"
+            # A repeated registration may have been sent before the launch reached the agent: what we know is newer.
+            node.running_attempt = known.running_attempt or event.running_attempt
+            return "again"
+        if event.node not in self.places:
+            self._take_place(event.node)
+        return "new" if event.node in self.places else "spare"
+
+    def _take_place(self, name: str) -> None:
+        if len(self.places) < self.nnodes:
+            self.places.append(name)
+            return
+        for place, holder in enumerate(self.places):
+            if not self.is_usable(holder):
+                self.places[place] = name
+                return
+
+    def lose(self, name: str, agent: str) -> bool:
+        """Mark a node lost; False when that agent was not the one we know."""
+        node = self.nodes.get(name)
+        if node is None or node.agent != agent or not node.is_live:
+            return False
+        node.is_live = False
+        node.running_attempt = 0
+        return True
+
+    def is_usable(self, name: str) -> bool:
+        node = self.nodes.get(name)
+        return node is not None and node.is_live and not node.is_unusable
+
+    def fill_holes(self) -> None:
+        """Give the places of lost or unusable nodes to spares, in order of joining."""
+        spares = [name for name in self.nodes if name not in self.places and self.is_usable(name)]
+        for place, holder in enumerate(self.places):
+            if spares and not self.is_usable(holder):
+                self.places[place] = spares.pop(0)
+
+    @property
+    def usable_places(self) -> int:
+        return sum(self.is_usable(name) for name in self.places)
+
+    @property
+    def is_complete(self) -> bool:
+        """Every place is held by a live node."""
+        return self.usable_places == self.nnodes
+
+    @property
+    def is_clean(self) -> bool:
+        """No node in a place holds ranks of any attempt."""
+        return all(self.nodes[name].running_attempt == 0 for name in self.places if name in self.nodes)
+
+    def placements(self) -> tuple[Placement, ...]:
+        """Contiguous global ranks by place."""
+        placements: list[Placement] = []
+        base = 0
+        for name in self.places:
+            nproc = self.nodes[name].nproc
+            placements.append(Placement(node=name, ranks=tuple(range(base, base + nproc))))
+            base += nproc
+        return tuple(placements)

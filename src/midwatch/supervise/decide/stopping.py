@@ -1,0 +1,193 @@
+"""Tearing an attempt down, and what follows once its ranks are gone: the next launch or the end."""
+
+from __future__ import annotations
+
+from midwatch.core import format_seconds
+from midwatch.core.codes import CODES
+from midwatch.supervise.decide import launching
+from midwatch.supervise.decide.core import Core
+from midwatch.supervise.decide.model import Outcome, StopWish
+from midwatch.supervise.messages import AskToSaveAndExit, RanksGone, StopRanks, StopRequested
+
+SWEEP_S = 60.0
+"""Beyond the grace, for SIGKILL and the sweep of everything tagged: a node that needs longer is wedged in the kernel."""
+
+
+def begin(core: Core, *, grace_s: float, reason: str) -> None:
+    """Stop every rank of the current attempt; the answer is one ``RanksGone`` per live node."""
+    attempt = core.attempt
+    assert attempt is not None
+    core.disarm("settle", "resume", "second_look", "evidence", "recheck", "leave", "alive")
+    core.watching = None
+    core.is_leaving = False
+    core.move("stopping")
+    core.emit(StopRanks(cause=core.cause, attempt=attempt.number, grace_s=grace_s, reason=reason))
+    core.arm("gone", grace_s + SWEEP_S)
+    settle(core)
+
+
+def pending(core: Core) -> list[str]:
+    """Live nodes of the attempt that have not reported their ranks gone."""
+    attempt = core.attempt
+    if attempt is None:
+        return []
+    nodes = core.roster.nodes
+    return [n for n in attempt.nodes if n in nodes and nodes[n].is_live and nodes[n].running_attempt == attempt.number]
+
+
+def ranks_gone(core: Core, event: RanksGone) -> None:
+    node = core.roster.nodes.get(event.node)
+    if node is None or node.running_attempt != event.attempt:
+        core.set_aside("nothing of that attempt was expected there")
+        return
+    if core.state not in ("stopping", "waiting", "backing_off"):
+        core.set_aside("nobody asked; the ranks' own exits count")
+        return
+    node.running_attempt = 0
+    if event.leftovers:
+        _give_up_node(core, event.node, event.leftovers)
+    if core.state == "stopping":
+        settle(core)
+    elif core.state == "waiting":
+        launching.proceed(core)
+
+
+def _give_up_node(core: Core, node: str, leftovers: tuple[int, ...]) -> None:
+    core.roster.nodes[node].is_unusable = True
+    core.record("node.unusable", node=node, leftovers=list(leftovers))
+    pids = ", ".join(str(pid) for pid in leftovers) or "no answer"
+    core.say(f"node {node}: processes could not be killed ({pids}); it takes no further part", "error")
+
+
+def gone_timed_out(core: Core) -> None:
+    """Agents that are alive but do not get their ranks killed."""
+    if core.state != "stopping":
+        return
+    for node in pending(core):
+        core.roster.nodes[node].running_attempt = 0
+        _give_up_node(core, node, ())
+    settle(core)
+
+
+def settle(core: Core) -> None:
+    """When the last node is clean: end the run or go on to the next attempt."""
+    if pending(core):
+        return
+    core.disarm("gone")
+    if core.incident is not None:
+        core.cause = core.incident.cause
+    elif core.stop is not None:
+        core.cause = core.stop.cause
+    core.record("attempt.ended", step=core.attempt.step if core.attempt else None)
+    outcome = core.outcome or _wish_outcome(core) or _unkillable_outcome(core)
+    if outcome is not None:
+        core.finish(outcome)
+        return
+    core.recovering, core.incident = core.incident, None
+    core.move("backing_off")
+    wait_s = core.memory.hold_s if core.is_held else core.memory.backoff_s
+    if wait_s <= 0:
+        launching.proceed(core)
+        return
+    core.arm("backoff", wait_s)
+    core.say(f"waiting {format_seconds(wait_s)} before restart {core.launches}")
+
+
+def backed_off(core: Core) -> None:
+    if core.state == "backing_off":
+        if core.recovering is not None:
+            core.cause = core.recovering.cause
+        launching.proceed(core)
+
+
+def _unkillable_outcome(core: Core) -> Outcome | None:
+    # Isolation of a node will decide here; until then only a spare can replace one.
+    core.roster.fill_holes()
+    bad = [name for name in core.roster.places if name in core.roster.nodes and core.roster.nodes[name].is_unusable]
+    if not bad:
+        return None
+    return Outcome(
+        exit_code=CODES["SV107"].exit_code,
+        error="SV107",
+        sentence=f"processes of attempt {core.attempt.number if core.attempt else 0} on {', '.join(bad)} "
+        "survived SIGKILL, so a new attempt would run beside them",
+        cause=core.cause,
+    )
+
+
+# --- on request --------------------------------------------------------------------------------------------------
+
+
+def stop_requested(core: Core, event: StopRequested) -> None:
+    """Save, then end. Asking again shortens the grace."""
+    if core.stop is not None:
+        core.stop.count += 1
+        _hurry(core, core.stop.count)
+        return
+    core.stop = StopWish(reason=event.reason, cause=event.cause)
+    core.record("run.stop_requested", reason=event.reason)
+    if core.state == "waiting" and launching.has_returned(core):
+        launching.adopt(core)
+    if core.state in ("waiting", "backing_off"):
+        finish_on_request(core)
+    elif core.state in ("starting", "running"):
+        leave(core)
+
+
+def leave(core: Core) -> None:
+    """Ask attached ranks to save; a script that does not listen gets its SIGTERM at once, with the same long grace."""
+    attempt, stop = core.attempt, core.stop
+    assert attempt is not None and stop is not None
+    core.cause = stop.cause
+    core.watching = None
+    core.disarm("settle", "recheck", "alive")
+    if not attempt.is_allowed and attempt.step is None:
+        core.say(f"stopping on request: {stop.reason}")
+        begin(core, grace_s=core.watch.stop_grace_s, reason=stop.reason)
+        return
+    core.is_leaving = True
+    core.emit(AskToSaveAndExit(cause=core.cause, attempt=attempt.number, reason=stop.reason))
+    core.arm("leave", core.watch.stop_grace_s)
+    core.say(f"stopping on request ({stop.reason}): ranks save at the next step and exit")
+
+
+def _hurry(core: Core, count: int) -> None:
+    grace_s = core.watch.grace_s if count == 2 else 0.0
+    attempt, stop = core.attempt, core.stop
+    assert stop is not None
+    if attempt is None:
+        return
+    core.cause = stop.cause
+    if core.state in ("starting", "running"):
+        begin(core, grace_s=grace_s, reason=stop.reason)
+    elif core.state == "stopping":
+        core.emit(StopRanks(cause=core.cause, attempt=attempt.number, grace_s=grace_s, reason=stop.reason))
+        core.arm("gone", grace_s + SWEEP_S)
+
+
+def leave_timed_out(core: Core) -> None:
+    if core.is_leaving and core.stop is not None:
+        core.cause = core.stop.cause
+        core.say(f"ranks did not finish saving within {core.watch.stop_grace_s:g} s; ending them", "warning")
+        begin(core, grace_s=core.watch.grace_s, reason=core.stop.reason)
+
+
+def finish_on_request(core: Core) -> None:
+    outcome = _wish_outcome(core)
+    assert outcome is not None
+    core.finish(outcome)
+
+
+def _wish_outcome(core: Core) -> Outcome | None:
+    stop, attempt = core.stop, core.attempt
+    if stop is None:
+        return None
+    if attempt is not None and attempt.is_all_finished:
+        return Outcome(exit_code=0, error="", sentence="all ranks finished their steps", cause=stop.cause)
+    at = f" after step {attempt.step}" if attempt is not None and attempt.step is not None else ""
+    return Outcome(
+        exit_code=CODES["SV109"].exit_code,
+        error="SV109",
+        sentence=f"stopped on request ({stop.reason}){at}; starting again resumes from the newest verified checkpoint",
+        cause=stop.cause,
+    )

@@ -1,0 +1,284 @@
+"""The decision core's one door: ``Supervisor.handle``. Each chapter of the job has its own file beside this one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from midwatch.config import RestartConfig, WatchConfig
+from midwatch.supervise.decide import exits, incidents, joining, proof, stopping
+from midwatch.supervise.decide.check import check
+from midwatch.supervise.decide.core import Core, Timer
+from midwatch.supervise.decide.facts import RunFacts
+from midwatch.supervise.decide.model import Attempt, State
+from midwatch.supervise.decide.story import Chapter
+from midwatch.supervise.messages import (
+    CheckpointVerified,
+    Event,
+    EvidenceGathered,
+    Instruction,
+    NodeJoined,
+    NodeLost,
+    ProgressMade,
+    RankExited,
+    RankResumed,
+    RanksGone,
+    RanksStarted,
+    RankSuspected,
+    StopRequested,
+    Ticked,
+)
+
+EVENTS_KEPT = 5000
+"""For the replay dump; uneventful ticks and repeated progress are not kept."""
+
+
+class Supervisor:
+    """Decides what happens to a run. Deterministic: the same events give the same instructions.
+
+    Args:
+        run: The run's id.
+        nnodes: Nodes that must join before anything is launched.
+        watch: Time-outs.
+        restart: Budget and back-off.
+        first_attempt: The newest claim in the run folder plus one.
+    """
+
+    def __init__(
+        self, run: str, nnodes: int, watch: WatchConfig, restart: RestartConfig, first_attempt: int = 1
+    ) -> None:
+        self._core = Core(run=run, nnodes=nnodes, watch=watch, restart=restart, first_attempt=first_attempt)
+        self._first_attempt = first_attempt
+        self._facts: RunFacts | None = None
+        self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self._dropped = 0
+        self._was_idle = False
+
+    @classmethod
+    def restore(
+        cls, run: str, nnodes: int, watch: WatchConfig, restart: RestartConfig, facts: RunFacts
+    ) -> Supervisor:
+        """Pick up after the coordinator died: wait for the agents, then carry on with what they still run."""
+        supervisor = cls(run, nnodes, watch, restart, first_attempt=facts.attempt + 1)
+        supervisor._facts = facts
+        core = supervisor._core
+        core.launches = facts.launches
+        memory = core.memory
+        memory.restarts_used = min(facts.restarts_used, restart.max_restarts)
+        memory.restarts_in_a_row = facts.restarts_in_a_row
+        memory.history = list(facts.history)
+        memory.failed_step = facts.failed_step
+        memory.farthest_step = facts.farthest_step
+        memory.verified_step = facts.verified_step
+        if facts.attempt:
+            core.attempt = Attempt(
+                number=facts.attempt,
+                launched_ns=facts.launched_ns,
+                placements=facts.placements,
+                is_allowed=facts.is_allowed,
+            )
+            core.returning = facts.attempt
+            core.roster.places = [placement.node for placement in facts.placements]
+        return supervisor
+
+    # --- the door ----------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Take one event in; the instructions are to be carried out in order.
+
+        Raises:
+            InvalidTransition: A bug of the core; it carries the story.
+        """
+        core = self._core
+        if core.state == "finished":
+            return []
+        core.begin(event)
+        if _is_about_returning(core, event):
+            core.deferred.append(event)
+            core.set_aside("kept until all nodes are back")
+        else:
+            _HANDLERS[type(event)](core, event)
+        self._catch_up()
+        instructions = core.end(event)
+        self._keep(event, is_idle=not instructions)
+        return instructions
+
+    def _catch_up(self) -> None:
+        """Reports about a returning attempt are due once it is known whether it returned."""
+        core = self._core
+        while core.deferred and not core.returning and core.state != "finished":
+            event = core.deferred.pop(0)
+            _HANDLERS[type(event)](core, event)
+
+    def _keep(self, event: Event, *, is_idle: bool) -> None:
+        if is_idle and isinstance(event, Ticked):
+            return
+        is_repeat = (
+            is_idle
+            and self._was_idle
+            and isinstance(event, ProgressMade)
+            and bool(self._events)
+            and isinstance(self._events[-1], ProgressMade)
+        )
+        if is_repeat:
+            self._events.pop()
+        self._dropped += len(self._events) == EVENTS_KEPT
+        self._events.append(event)
+        self._was_idle = is_idle
+
+    # --- questions ---------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        return self._core.state
+
+    @property
+    def attempt(self) -> int:
+        """The newest attempt launched or adopted; 0 before the first."""
+        return self._core.attempt.number if self._core.attempt else 0
+
+    @property
+    def next_due_ns(self) -> int | None:
+        """When the next ``Ticked`` is needed at the latest; None when only an event can change anything."""
+        return min(self._core.timers.values(), default=None)
+
+    def status(self) -> dict[str, Any]:
+        """The state as plain data, for ``status`` and the dashboard."""
+        core, memory = self._core, self._core.memory
+        return {
+            "run": core.run,
+            "state": core.state,
+            "attempt": self.attempt,
+            "step": core.attempt.step if core.attempt else None,
+            "farthest_step": memory.farthest_step,
+            "nodes": {n.name: {"live": n.is_live, "attempt": n.running_attempt} for n in core.roster.nodes.values()},
+            "nodes_wanted": core.roster.nnodes,
+            "restarts_used": memory.restarts_used,
+            "max_restarts": core.restart.max_restarts,
+            "incident": core.incident.id if core.incident else None,
+            "recovering_from": core.recovering.id if core.recovering else None,
+            "stop_reason": core.stop.reason if core.stop else None,
+        }
+
+    def story(self, cause: str = "") -> tuple[Chapter, ...]:
+        """The bounded story, whole or of one cause."""
+        return self._core.story.tell(cause)
+
+    def validate(self) -> None:
+        """Check the invariants; for tests, after each event.
+
+        Raises:
+            AssertionError: Naming the one that does not hold.
+        """
+        check(self._core)
+
+    def dump(self) -> dict[str, Any]:
+        """Everything ``replay`` needs, as JSON-ready data."""
+        core = self._core
+        return {
+            "schema": 1,
+            "run": core.run,
+            "nnodes": core.roster.nnodes,
+            "watch": msgspec.to_builtins(core.watch),
+            "restart": msgspec.to_builtins(core.restart),
+            "first_attempt": self._first_attempt,
+            "facts": msgspec.to_builtins(self._facts),
+            "is_complete": self._dropped == 0,
+            "events": msgspec.to_builtins(list(self._events)),
+            "story": [str(chapter) for chapter in core.story.tell()],
+        }
+
+
+def replay(dump: Mapping[str, Any]) -> tuple[Supervisor, list[list[Instruction]]]:
+    """Run a dump again: the core in its last state, and the instructions event by event."""
+    watch = msgspec.convert(dump["watch"], WatchConfig)
+    restart = msgspec.convert(dump["restart"], RestartConfig)
+    facts = msgspec.convert(dump["facts"], RunFacts | None)
+    if facts is None:
+        supervisor = Supervisor(dump["run"], dump["nnodes"], watch, restart, dump["first_attempt"])
+    else:
+        supervisor = Supervisor.restore(dump["run"], dump["nnodes"], watch, restart, facts)
+    events: list[Event] = msgspec.convert(dump["events"], list[Event])
+    return supervisor, [supervisor.handle(event) for event in events]
+
+
+# --- dispatch ----------------------------------------------------------------------------------------------------
+
+
+def _is_about_returning(core: Core, event: Event) -> bool:
+    kept = (RanksStarted, RankExited, RankSuspected, RankResumed, ProgressMade, CheckpointVerified)
+    return core.state == "waiting" and core.returning != 0 and isinstance(event, kept) and event.attempt == core.returning
+
+
+def _evidence_gathered(core: Core, event: EvidenceGathered) -> None:
+    was_judging = core.state == "judging"
+    incidents.evidence_gathered(core, event)
+    if was_judging:
+        _back_to_training(core)
+
+
+def _evidence_timed_out(core: Core) -> None:
+    incidents.evidence_timed_out(core)
+    _back_to_training(core)
+
+
+def _back_to_training(core: Core) -> None:
+    """After a near-miss: what was reported meanwhile is still to be acted on."""
+    if core.state not in ("starting", "running"):
+        return
+    if core.stop is not None:
+        stopping.leave(core)
+    exits.reconsider_if_live(core)
+    proof.check_if_live(core)
+
+
+def _suspected(core: Core, event: RankSuspected) -> None:
+    incidents.rank_suspected(core, event)
+
+
+def _ticked(core: Core, event: Ticked) -> None:
+    for timer in core.take_due():
+        if core.state != "finished":
+            _TIMERS[timer](core)
+
+
+_E = TypeVar("_E", bound=Event)
+
+
+def _on(kind: type[_E], handler: Callable[[Core, _E], None]) -> tuple[type[Any], Callable[[Core, Any], None]]:
+    """Pairs an event class with its handler and keeps the two types together."""
+    return kind, handler
+
+
+_HANDLERS: dict[type[Any], Callable[[Core, Any], None]] = dict(
+    [
+        _on(NodeJoined, joining.node_joined),
+        _on(NodeLost, joining.node_lost),
+        _on(RanksStarted, proof.ranks_started),
+        _on(RankExited, exits.rank_exited),
+        _on(RankSuspected, _suspected),
+        _on(RankResumed, proof.rank_resumed),
+        _on(ProgressMade, proof.progress_made),
+        _on(CheckpointVerified, proof.checkpoint_verified),
+        _on(EvidenceGathered, _evidence_gathered),
+        _on(RanksGone, stopping.ranks_gone),
+        _on(StopRequested, stopping.stop_requested),
+        _on(Ticked, _ticked),
+    ]
+)
+
+_TIMERS: dict[Timer, Callable[[Core], None]] = {
+    "join": joining.join_timed_out,
+    "resume": proof.resume_timed_out,
+    "settle": exits.settle_timed_out,
+    "evidence": _evidence_timed_out,
+    "second_look": incidents.second_look_due,
+    "recheck": incidents.recheck_due,
+    "gone": stopping.gone_timed_out,
+    "backoff": stopping.backed_off,
+    "leave": stopping.leave_timed_out,
+    "alive": proof.alive_long_enough,
+}

@@ -94,7 +94,10 @@ class Board:
             failure = self.failure()
             if failure is not None:
                 raise RankFailedError(
-                    "CK301", f"rank {failure.rank} failed: [{failure.code}] {failure.message}", rank=failure.rank
+                    "CK301",
+                    f"rank {failure.rank} failed: [{failure.code}] {failure.message}",
+                    rank=failure.rank,
+                    origin=failure.code,
                 )
             if time.monotonic() >= deadline:
                 raise CheckpointError(

@@ -1,5 +1,21 @@
-"""The public face of checkpoints without torch: layout, records, listing, verification, retention, the writer process."""
+"""The public face of checkpoints without torch: layout, records, listing, verification, retention, writer process."""
 
+from midwatch.checkpoint.catalog import (
+    LATEST,
+    PARTIAL_SUFFIX,
+    QUARANTINE,
+    CheckpointInfo,
+    QuarantineReason,
+    candidates,
+    committed_names,
+    list_checkpoints,
+    mark_suspect,
+    move_latest,
+    newest_verified,
+    quarantine,
+    remove_checkpoint,
+    sweep_leftovers,
+)
 from midwatch.checkpoint.image import (
     FORMAT_VERSION,
     ITEM_SIZES,
@@ -15,6 +31,10 @@ from midwatch.checkpoint.image import (
 )
 from midwatch.checkpoint.jobs import SaveEvent, SaveJob
 from midwatch.checkpoint.manifest import (
+    MANIFEST_FILE,
+    REASON_FILE,
+    SUSPECT_FILE,
+    VERIFIED_FILE,
     FileRecord,
     Manifest,
     ManifestDraft,
@@ -27,15 +47,28 @@ from midwatch.checkpoint.manifest import (
     sections_of,
     shard_file,
 )
-from midwatch.checkpoint.writer import WriterClient
+from midwatch.checkpoint.retain import plan_retention
+from midwatch.checkpoint.verify import Problem, VerifyReport, shard_problems, verify_checkpoint
+from midwatch.checkpoint.writer import WRITER_MODULE, WriterClient
 
 __all__ = [
     "FORMAT_VERSION",
     "ITEM_SIZES",
+    "LATEST",
+    "MANIFEST_FILE",
+    "PARTIAL_SUFFIX",
+    "QUARANTINE",
+    "REASON_FILE",
+    "SUSPECT_FILE",
+    "VERIFIED_FILE",
+    "WRITER_MODULE",
+    "CheckpointInfo",
     "FileRecord",
     "ImagePlan",
     "Manifest",
     "ManifestDraft",
+    "Problem",
+    "QuarantineReason",
     "Receipt",
     "SaveEvent",
     "SaveJob",
@@ -45,14 +78,27 @@ __all__ = [
     "TensorRecord",
     "TensorSpec",
     "VerifiedMark",
+    "VerifyReport",
     "WriterClient",
+    "candidates",
+    "committed_names",
     "decode_manifest",
     "decode_receipt",
+    "list_checkpoints",
+    "mark_suspect",
+    "move_latest",
+    "newest_verified",
     "parse_header",
     "plan_image",
+    "plan_retention",
+    "quarantine",
     "read_header",
     "receipt_file",
+    "remove_checkpoint",
     "sections_of",
     "shard_file",
     "shard_metadata",
+    "shard_problems",
+    "sweep_leftovers",
+    "verify_checkpoint",
 ]

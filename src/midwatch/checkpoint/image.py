@@ -2,8 +2,8 @@
 
 The staging buffer is laid out exactly as the file, so writing is one copy front to back and a stock safetensors reader
 opens the result. Three entries of ``__metadata__`` make a folder of shards complete without midwatch:
-``DCP_SHARDING_INFO`` (where each part lies in its tensor, read by torch's HuggingFaceStorageReader), ``midwatch`` (whose
-shard this is) and ``midwatch.state`` (the rank's non-tensor state).
+``DCP_SHARDING_INFO`` (where each part lies in its tensor, read by torch's HuggingFaceStorageReader), ``midwatch``
+(whose shard this is) and ``midwatch.state`` (the rank's non-tensor state).
 """
 
 from __future__ import annotations

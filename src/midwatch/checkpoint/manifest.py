@@ -1,4 +1,4 @@
-"""The records beside the shards: a receipt per rank, and one manifest that is written last and makes it a checkpoint."""
+"""The records beside the shards: a receipt per rank, and the manifest, written last, that makes it a checkpoint."""
 
 from __future__ import annotations
 
@@ -104,6 +104,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     created_ns: int
     world_size: int
+    chunk_bytes: int = CHUNK_BYTES
     loss: float | None = None
     metrics: dict[str, float | None] = {}
     config_hash: str = ""
@@ -160,6 +161,7 @@ def build_manifest(
         attempt=first.attempt,
         step=first.step,
         world_size=first.world_size,
+        chunk_bytes=first.chunk_bytes,
         files=files,
         tensors=tensors,
         **msgspec.structs.asdict(draft),

@@ -19,7 +19,7 @@ from midwatch.core import CheckpointError
 WRITER_MODULE = "midwatch.checkpoint.persist"
 
 SUBMIT_TIMEOUT_S = 30.0
-"""Covers the writer's start-up (imports) while its pipe is full of a large job; a longer silence means it is stopped."""
+"""Covers the writer's start-up (imports) while its pipe is full of a large job; if it takes longer it is stopped."""
 
 EXIT_TIMEOUT_S = 5.0
 """Covers the writer's exit after its stdin was closed; it drops everything at once, so this is generous."""
@@ -138,8 +138,12 @@ class WriterClient:
                 return True
             if not data:
                 return False
-            for frame in self._frames.feed(data):
-                self._take(msgspec.msgpack.decode(frame, type=SaveEvent))
+            try:
+                for frame in self._frames.feed(data):
+                    self._take(msgspec.msgpack.decode(frame, type=SaveEvent))
+            except (ValueError, msgspec.MsgspecError):
+                self._kill()  # whatever it is that talks there, it is not our writer
+                return False
 
     def _take(self, event: SaveEvent) -> None:
         self._is_proven = True
@@ -151,8 +155,8 @@ class WriterClient:
         self._events.append(event)
 
     def _bury(self) -> None:
-        """The writer is gone: its jobs failed; the other ranks are told; a new one starts if the old one ever worked."""
-        code = self._process.wait(EXIT_TIMEOUT_S) if self._process else None
+        """The writer is gone: its jobs failed, the other ranks are told, a new one starts if the old one worked."""
+        code = self._reap()
         for job in self._flying.values():
             error = CheckpointError(
                 "CK302", f"rank {job.rank}: the writer process ended with code {code} during {job.name}"
@@ -176,6 +180,15 @@ class WriterClient:
         self._release()
         if had_jobs and self._is_proven:
             self.start()  # in time for the next save; one that never worked is tried again at the next submit only
+
+    def _reap(self) -> int | None:
+        if self._process is None:
+            return None
+        try:
+            return self._process.wait(EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:  # it closed its stdout and lives: useless all the same
+            self._kill()
+            return self._process.returncode
 
     def _release(self) -> None:
         if self._process is not None:

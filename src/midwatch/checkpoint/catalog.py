@@ -1,0 +1,268 @@
+"""What lies in a checkpoint folder, which one to trust, and where the bad ones go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from midwatch.checkpoint.board import BOARD_FOLDER
+from midwatch.checkpoint.manifest import MANIFEST_FILE, REASON_FILE, SUSPECT_FILE, Manifest, decode_manifest
+from midwatch.checkpoint.verify import Problem, read_mark
+from midwatch.core import CheckpointError, CheckpointName, parse_checkpoint_name
+from midwatch.storage import canonical_json, late_commits, ops, replace_symlink, write_atomic
+
+PARTIAL_SUFFIX = ".partial"
+LATEST = "latest"
+QUARANTINE = "quarantine"
+
+State = Literal["committed", "verified", "torn", "quarantined", "fenced"]
+
+
+class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a listing, from the manifest alone: no data are read. ``digest`` is the manifest's."""
+
+    name: str
+    path: str
+    state: State
+    step: int
+    attempt: int
+    run: str = ""
+    loss: float | None = None
+    config_hash: str = ""
+    code_hash: str = ""
+    parent: str = ""
+    world_size: int = 0
+    size_bytes: int = 0
+    created_ns: int = 0
+    digest: str = ""
+    sections: dict[str, bool] = {}
+    is_suspect: bool = False
+    reason: str = ""
+    """Why it cannot be used, in words; empty for a good one."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts checkpoints from old to new."""
+        return self.step, self.attempt
+
+
+class QuarantineReason(msgspec.Struct, frozen=True, kw_only=True):
+    """``REASON.json`` in a quarantined folder."""
+
+    name: str
+    reason: str
+    quarantined_ns: int
+    problems: tuple[Problem, ...] = ()
+
+
+def list_checkpoints(root: Path, *, run_dir: Path | None = None) -> list[CheckpointInfo]:
+    """Everything of ours in the folder, newest first; foreign files and folders are passed over.
+
+    Args:
+        run_dir: Where the attempts' claims are, to recognise fenced ones. None looks beside ``root`` (the default place
+            of the shared tier); a node-local tier has no claims and no fenced ones.
+    """
+    found = [info for path in _entries(root) if (info := _describe(path))]
+    found += [_quarantined(path) for path in _entries(root / QUARANTINE) if _parse(path.name)]
+    claims_dir = run_dir if run_dir is not None else root.absolute().parent
+    usable = [info.name for info in found if info.state in ("committed", "verified")]
+    late = late_commits(claims_dir, usable)
+    listed = [
+        _fenced(info) if info.name in late and info.state in ("committed", "verified") else info for info in found
+    ]
+    return sorted(listed, key=lambda info: (info.order, info.name), reverse=True)
+
+
+def _entries(root: Path) -> list[Path]:
+    try:
+        return [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _parse(name: str) -> CheckpointName | None:
+    """Also understands ``.partial`` and the ``.2`` of a second quarantine of the same name."""
+    base, _, suffix = name.partition(".")
+    is_ours = not suffix or suffix == PARTIAL_SUFFIX[1:] or suffix.isdigit()
+    return parse_checkpoint_name(base) if is_ours else None
+
+
+def _describe(path: Path) -> CheckpointInfo | None:
+    parsed = _parse(path.name)
+    if parsed is None or path.suffix not in ("", PARTIAL_SUFFIX):
+        return None
+    if path.suffix == PARTIAL_SUFFIX:
+        return _torn(path, parsed, "being written, or its writer died")
+    try:
+        manifest = decode_manifest((path / MANIFEST_FILE).read_bytes())
+    except (OSError, CheckpointError) as error:
+        return _torn(path, parsed, error.message if isinstance(error, CheckpointError) else str(error))
+    if manifest.name != path.name:
+        return _torn(path, parsed, f"its manifest is that of {manifest.name}")
+    state = "verified" if read_mark(path, manifest) == "valid" else "committed"
+    return _info(path, state, manifest, is_suspect=(path / SUSPECT_FILE).exists())
+
+
+def _torn(path: Path, parsed: CheckpointName, reason: str) -> CheckpointInfo:
+    return CheckpointInfo(
+        name=path.name, path=str(path), state="torn", step=parsed.step, attempt=parsed.attempt, reason=reason
+    )
+
+
+def _info(path: Path, state: State, manifest: Manifest, *, is_suspect: bool) -> CheckpointInfo:
+    return CheckpointInfo(
+        name=path.name,
+        path=str(path),
+        state=state,
+        step=manifest.step,
+        attempt=manifest.attempt,
+        run=manifest.run,
+        loss=manifest.loss,
+        config_hash=manifest.config_hash,
+        code_hash=manifest.code_hash,
+        parent=manifest.parent,
+        world_size=manifest.world_size,
+        size_bytes=manifest.size_bytes,
+        created_ns=manifest.created_ns,
+        digest=manifest.digest,
+        sections=manifest.sections,
+        is_suspect=is_suspect,
+        reason="marked suspect" if is_suspect else "",
+    )
+
+
+def _quarantined(path: Path) -> CheckpointInfo:
+    parsed = _parse(path.name)
+    assert parsed is not None
+    try:
+        reason = msgspec.json.decode((path / REASON_FILE).read_bytes(), type=QuarantineReason).reason
+    except (OSError, msgspec.MsgspecError):
+        reason = "unknown"
+    return CheckpointInfo(
+        name=path.name, path=str(path), state="quarantined", step=parsed.step, attempt=parsed.attempt, reason=reason
+    )
+
+
+def _fenced(info: CheckpointInfo) -> CheckpointInfo:
+    reason = f"committed by attempt {info.attempt} after a newer one had taken the run over"
+    return msgspec.structs.replace(info, state="fenced", reason=reason)
+
+
+def committed_names(root: Path) -> list[str]:
+    """The inventory for ``claim_attempt``: names of all committed folders, readable manifest or not."""
+    folders = [path for path in _entries(root) if parse_checkpoint_name(path.name)]
+    return sorted(path.name for path in folders if (path / MANIFEST_FILE).exists())
+
+
+def newest_verified(root: Path, *, run_dir: Path | None = None) -> CheckpointInfo | None:
+    """What ``latest`` means: the newest verified one that is neither suspect nor fenced."""
+    return newest_of(list_checkpoints(root, run_dir=run_dir))
+
+
+def newest_of(listing: Sequence[CheckpointInfo]) -> CheckpointInfo | None:
+    """``newest_verified`` of a listing at hand."""
+    sound = [info for info in listing if info.state == "verified" and not info.is_suspect]
+    return max(sound, key=lambda info: info.order, default=None)
+
+
+def candidates(root: Path, *, run_dir: Path | None = None) -> list[CheckpointInfo]:
+    """What may be resumed from, best first: verified ones newest first, then committed ones, to be verified first.
+
+    Suspect, fenced, torn and quarantined ones are left out.
+    """
+    sound = [info for info in list_checkpoints(root, run_dir=run_dir) if not info.is_suspect]
+    return [info for state in ("verified", "committed") for info in sound if info.state == state]
+
+
+def move_latest(root: Path, *, run_dir: Path | None = None) -> str:
+    """Point ``latest`` to the newest verified checkpoint, or remove it when there is none. Returns the name."""
+    newest = newest_verified(root, run_dir=run_dir)
+    return point_latest(root, "" if newest is None else newest.name)
+
+
+def point_latest(root: Path, name: str) -> str:
+    """Point ``latest`` to a name (relative, so that the folder can be moved); empty removes it."""
+    link = root / LATEST
+    current = str(link.readlink()) if link.is_symlink() else ""
+    if name and current != name:
+        replace_symlink(link, name)
+    elif not name and current:
+        ops.unlink(link)
+        ops.fsync_dir(root)
+    return name
+
+
+def quarantine(
+    root: Path, name: str, reason: str, problems: Sequence[Problem] = (), *, run_dir: Path | None = None
+) -> Path:
+    """Move a checkpoint out of every reader's way; nothing is deleted.
+
+    Durability: if we die before the rename the checkpoint is still listed, with a harmless REASON.json inside.
+
+    Returns:
+        The new place.
+    """
+    source = root / name
+    record = QuarantineReason(name=name, reason=reason, quarantined_ns=time.time_ns(), problems=tuple(problems[:64]))
+    write_atomic(source / REASON_FILE, canonical_json(record) + b"\n")
+    ops.make_dirs(root / QUARANTINE)
+    target = _free_place(root / QUARANTINE, name)
+    ops.rename(source, target)
+    ops.fsync_dir(root / QUARANTINE)
+    ops.fsync_dir(root)
+    move_latest(root, run_dir=run_dir)
+    return target
+
+
+def _free_place(folder: Path, name: str) -> Path:
+    number = 1
+    target = folder / name
+    while target.exists():
+        number += 1
+        target = folder / f"{name}.{number}"
+    return target
+
+
+def mark_suspect(root: Path, name: str, reason: str, *, run_dir: Path | None = None) -> None:
+    """Flag a checkpoint whose contents, though intact, are not to be trusted; ``latest`` passes over it from now on."""
+    write_atomic(root / name / SUSPECT_FILE, canonical_json({"reason": reason, "marked_ns": time.time_ns()}) + b"\n")
+    move_latest(root, run_dir=run_dir)
+
+
+def remove_checkpoint(root: Path, name: str) -> None:
+    """Delete a checkpoint or a leftover.
+
+    Durability: if we die at any point a reader sees either the whole checkpoint or a torn leftover, never a part that
+    looks whole: it is renamed away before its first file goes.
+    """
+    path = root / name
+    if not name.endswith(PARTIAL_SUFFIX):
+        doomed = root / f"{name}{PARTIAL_SUFFIX}"
+        ops.remove_tree(doomed)
+        ops.rename(path, doomed)
+        ops.fsync_dir(root)
+        path = doomed
+    ops.remove_tree(path)
+    ops.fsync_dir(root)
+
+
+def sweep_leftovers(root: Path, attempt: int) -> tuple[str, ...]:
+    """The janitor: remove ``.partial`` folders and boards of attempts older than ``attempt``, which must hold the run.
+
+    A writer of such an attempt that is still alive fails at its next file operation, as it should.
+    """
+    removed: list[str] = []
+    for path in _entries(root):
+        parsed = _parse(path.name)
+        if parsed and path.suffix == PARTIAL_SUFFIX and parsed.attempt < attempt:
+            remove_checkpoint(root, path.name)
+            removed.append(path.name)
+    for path in _entries(root / BOARD_FOLDER):
+        parsed = _parse(path.name)
+        if parsed and parsed.attempt < attempt:
+            ops.remove_tree(path)
+    return tuple(removed)

@@ -1,0 +1,114 @@
+"""The writer process of one rank: ``python -m midwatch.checkpoint.persist``, spoken to by ``WriterClient``.
+
+Two threads, so that a slow upload does not keep the next save from the local tier; the main thread reads jobs and
+watches for the end of its rank: when the rank goes, it goes at once, whatever it was doing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+import msgspec
+
+from midwatch.checkpoint.jobs import FrameBuffer, SaveEvent, SaveJob, encode_frame, write_all
+from midwatch.checkpoint.manifest import Receipt
+from midwatch.checkpoint.saving import Progress, save_first_tier, upload
+
+NICE = 10
+"""Training's own processes come first for the CPU; hashing and copying use what is left."""
+
+_PR_SET_PDEATHSIG = 1
+
+_Upload = tuple[SaveJob, Receipt, Progress]
+
+
+class Writer:
+    """The two lanes and the way out for events."""
+
+    def __init__(self, output_fd: int) -> None:
+        self._output_fd = output_fd
+        self._output_lock = threading.Lock()
+        self._jobs: queue.Queue[SaveJob] = queue.Queue()
+        self._uploads: queue.Queue[_Upload] = queue.Queue()
+        self._uploading: list[str] = []
+
+    def start(self) -> None:
+        for work in (self._save_lane, self._upload_lane):
+            threading.Thread(target=work, name=work.__name__, daemon=True).start()
+
+    def take(self, job: SaveJob) -> None:
+        self._jobs.put(job)
+
+    def _emit(self, event: SaveEvent) -> None:
+        with self._output_lock:
+            write_all(self._output_fd, encode_frame(event))
+
+    def _save_lane(self) -> None:
+        while True:
+            job = self._jobs.get()
+            progress = Progress(job, self._emit)
+            receipt = save_first_tier(job, progress, tuple(self._uploading))
+            if receipt is not None and job.local_root:
+                self._uploading.append(job.name)
+                self._uploads.put((job, receipt, progress))
+
+    def _upload_lane(self) -> None:
+        while True:
+            job, receipt, progress = self._uploads.get()
+            upload(job, receipt, progress)
+            self._uploading.remove(job.name)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until stdin ends."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parent", type=int, default=0)
+    options = parser.parse_args(arguments)
+    _follow_parent(options.parent)
+    os.nice(NICE)
+    # A stop request reaches the whole process group; the last save must survive it. The end comes by stdin or SIGKILL.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    writer = Writer(_private_stdout())
+    writer.start()
+    _serve(writer)
+    return 0
+
+
+def _serve(writer: Writer) -> None:
+    frames = FrameBuffer()
+    while data := os.read(sys.stdin.fileno(), 1 << 20):
+        for frame in frames.feed(data):
+            writer.take(msgspec.msgpack.decode(frame, type=SaveJob))
+
+
+def _follow_parent(parent: int) -> None:
+    """Die with the rank even when somebody else holds our stdin open (a forked data loader worker inherits it)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent and os.getppid() != parent:
+        os._exit(0)  # it died before we could ask
+
+
+def _private_stdout() -> int:
+    """Events go to a descriptor of their own; stray prints of any library go to stderr instead of among them."""
+    fd = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return fd
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    """``main``, then leave at once: a save in progress must not go on without its rank."""
+    code = main(arguments)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    run()

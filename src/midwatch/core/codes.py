@@ -94,6 +94,9 @@ CODES: dict[str, Code] = {
         "state cannot be saved without running code", EXIT_DATA, "Return plain values and tensors from state_dict()."
     ),
     "CK305": Code("tracked object has no state", EXIT_DATA, "Give it state_dict() and load_state_dict()."),
+    "CK306": Code(
+        "ranks hold different tensors", EXIT_DATA, "Track the same model on every rank, or shard it with DTensor."
+    ),
     # --- checkpoints: fencing ------------------------------------------------------------------------------------
     "CK401": Code(
         "a newer attempt holds the run", EXIT_DATA, "Nothing to do: this process outlived its attempt and must end."

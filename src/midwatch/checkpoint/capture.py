@@ -1,0 +1,188 @@
+"""The state of a run at one moment: which bytes this rank must copy, and everything else as JSON.
+
+Nothing is communicated here, except by PyTorch when ``shard`` is off and the model is sharded: then the full tensors
+must be gathered first. The pieces point into live memory, so they must be copied before training goes on (``stage``);
+all other values are frozen when this returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
+
+from midwatch.checkpoint import values
+from midwatch.checkpoint.layout import Piece, plain_pieces, sharded_pieces, whole
+from midwatch.checkpoint.names import named_buffers
+from midwatch.checkpoint.rng import capture_rng
+from midwatch.checkpoint.tracked import Tracked, buffers_are_synced, has_sharded_parameters, optimizer_state
+
+_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one rank writes for one step. ``shared`` is empty on all ranks but 0."""
+
+    pieces: list[Piece]
+    shared: dict[str, Any]
+    private: dict[str, Any]
+    sections: dict[str, bool]
+
+    @property
+    def state_json(self) -> str:
+        """The shard's ``midwatch.state`` entry."""
+        return values.dumps({"shared": self.shared, "private": self.private})
+
+
+class _Tensors:
+    """Tensors met while state is walked, by key."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, torch.Tensor] = {}
+
+    def add(self, path: str, tensor: torch.Tensor) -> str:
+        key = path
+        # A dict key with a dot in it can spell another value's path.
+        while key in self.found:
+            key += "~"
+        self.found[key] = tensor
+        return key
+
+    def leaf(self, path: str, value: Any) -> dict[str, Any] | None:
+        if isinstance(value, torch.Tensor):
+            return {"$tensor": self.add(path, value)}
+        if type(value).__module__ == "numpy":
+            return self._numpy(path, value)
+        return None
+
+    def _numpy(self, path: str, value: Any) -> dict[str, Any] | None:
+        import numpy as np
+
+        if isinstance(value, np.generic):
+            return cast("dict[str, Any]", values.encode(value.item(), path))
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+            return {"$array": self.add(path, torch.from_numpy(np.array(value, order="C")))}
+        return None
+
+
+def capture(tracked: Tracked, rank: int, world_size: int, *, shard: bool = True, optimizer: bool = True) -> Snapshot:
+    """Collect what this rank has to write.
+
+    Args:
+        shard: False: rank 0 writes every shared tensor in full.
+        optimizer: False leaves optimizers out.
+
+    Collective: no; with ``shard=False`` and DTensor parameters yes, over the groups of the model's mesh.
+
+    Raises:
+        CheckpointError: CK304 naming the path of a value that cannot be saved, CK305 for a stray optimizer.
+    """
+    shared = _Shared(shard)
+    for section, module in tracked.modules():
+        shared.module(section, module)
+    if optimizer:
+        for section, one in tracked.optimizers():
+            shared.optimizer(section, tracked.owner_module(one), one)
+    for section, thing in tracked.shared():
+        shared.plain(section, thing.state_dict())
+    shared.state["bucket_order"] = {name: list(order.names) for name, order in tracked.orders.items() if order.names}
+    private, private_tensors = _private(tracked, rank, world_size)
+    pieces = shared.pieces(rank, world_size)
+    pieces += [whole(key, tensor) for key, tensor in private_tensors.items()]
+    return Snapshot(pieces, shared.state if rank == 0 else {}, private, _sections(tracked, optimizer))
+
+
+class _Shared:
+    """State that is the same whichever rank is asked, except that DTensors are spread over the ranks."""
+
+    def __init__(self, shard: bool) -> None:
+        self.state: dict[str, Any] = {"aliases": {}, "module_extra": {}}
+        self._shard = shard
+        self._tensors = _Tensors()
+        self._pinned: set[str] = set()
+
+    def module(self, section: str, module: nn.Module) -> None:
+        gather = not self._shard and has_sharded_parameters(module)
+        state = get_model_state_dict(module, options=_FULL if gather else None)
+        buffers = named_buffers(module)
+        first: dict[Any, str] = {}
+        for name, value in state.items():
+            key = f"{section}.{name}"
+            if not isinstance(value, torch.Tensor):
+                self.state["module_extra"][key] = values.encode(value, key, self._tensors.leaf)
+                continue
+            twin = first.setdefault(_identity(value), key)
+            if twin != key:
+                # A tied weight is written once, under its first name.
+                self.state["aliases"][key] = twin
+                continue
+            self._tensors.add(key, value)
+            if name in buffers:
+                # DDP starts every forward from rank 0's buffers; the other ranks' copies have drifted by now.
+                self._pinned.add(key)
+
+    def optimizer(self, section: str, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        gather = not self._shard and has_sharded_parameters(module)
+        if gather and optimizer.state:
+            state: dict[str, Any] = dict(get_optimizer_state_dict(module, optimizer, options=_FULL))
+        else:
+            state = optimizer_state(module, optimizer)
+        self.plain(section, state)
+
+    def plain(self, section: str, state: Any) -> None:
+        self.state[section] = values.encode(state, section, self._tensors.leaf)
+
+    def pieces(self, rank: int, world_size: int) -> list[Piece]:
+        sharded = {key: t for key, t in self._tensors.found.items() if isinstance(t, DTensor)}
+        plain = {key: t for key, t in self._tensors.found.items() if key not in sharded}
+        pinned = self._pinned if self._shard else set(plain)
+        return plain_pieces(plain, rank, world_size, pinned) + sharded_pieces(sharded)
+
+
+def _identity(tensor: torch.Tensor) -> Any:
+    """Equal for two names of the same memory, different for everything else."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if local.numel() == 0:
+        return object()
+    return local.device, local.data_ptr(), local.dtype, tuple(local.shape), local.stride()
+
+
+def _private(tracked: Tracked, rank: int, world_size: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    tensors = _Tensors()
+    prefix = f"private.{rank:05d}"
+    encode: Callable[[str, Any], Any] = lambda name, value: values.encode(value, f"{prefix}.{name}", tensors.leaf)  # noqa: E731
+    state: dict[str, Any] = {section: encode(section, thing.state_dict()) for section, thing in tracked.private()}
+    state["rng"] = encode("rng", capture_rng())
+    for section, module in tracked.modules():
+        # Rank 0's buffers are the shared copy; other ranks' only matter where nothing brings them together.
+        if rank > 0 and world_size > 1 and not buffers_are_synced(module):
+            state[f"buffers.{section}"] = encode(f"buffers.{section}", _persistent_buffers(module))
+    return state, tensors.found
+
+
+def _persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    saved = get_model_state_dict(module)
+    names = named_buffers(module)
+    found = {name: saved[name] for name in names if name in saved}
+    return {n: t for n, t in found.items() if isinstance(t, torch.Tensor) and not isinstance(t, DTensor)}
+
+
+def _sections(tracked: Tracked, optimizer: bool) -> dict[str, bool]:
+    return {
+        "model": tracked.model is not None,
+        "optimizer": optimizer and tracked.optimizer is not None,
+        "scheduler": tracked.scheduler is not None,
+        "scaler": tracked.scaler is not None,
+        "rng": True,
+        "data": tracked.data is not None,
+    }

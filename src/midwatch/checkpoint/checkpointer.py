@@ -1,0 +1,291 @@
+"""``Checkpointer``: saving and resuming for a training loop that wants nothing else of midwatch.
+
+Example::
+
+    ckpt = Checkpointer(run_dir, config, identity=Identity(run="mine"))
+    ckpt.track(model=model, optimizer=opt)
+    point = ckpt.resume()
+    ...
+    ckpt.save(step, loss=loss)
+    ckpt.poll()
+
+``save`` blocks for one memory copy, the rest happens behind training; ``poll`` tells what became of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from midwatch.checkpoint.ddp import replay_order
+from midwatch.checkpoint.group import ControlGroup
+from midwatch.checkpoint.identity import Identity
+from midwatch.checkpoint.jobs import SaveEvent
+from midwatch.checkpoint.load import VerifyingReader
+from midwatch.checkpoint.restore import Restorer
+from midwatch.checkpoint.resume import Candidate, Chooser, Mode, ResumePoint, agree
+from midwatch.checkpoint.rng import restore_rng
+from midwatch.checkpoint.saver import Saver
+from midwatch.checkpoint.stage import sweep_arenas
+from midwatch.checkpoint.tracked import Tracked
+from midwatch.config import CheckpointConfig
+from midwatch.core import CheckpointError, MidwatchError, NullRecorder, Recorder
+
+__all__ = ["Checkpointer", "Identity", "ResumePoint"]
+
+_log = logging.getLogger(__name__)
+
+
+class Pulse(Protocol):
+    """Who is told that a phase is long, and what is safe by now."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]: ...
+
+    def checkpoint_verified(self, step: int) -> None: ...
+
+
+class Checkpointer:
+    """Saves, verifies and restores what it is told to track.
+
+    Not thread-safe: call it from the training thread, on every rank at the same steps.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: CheckpointConfig,
+        *,
+        identity: Identity,
+        recorder: Recorder | None = None,
+        pulse: Pulse | None = None,
+    ) -> None:
+        self.config = config
+        self.identity = identity
+        self._run_dir = run_dir
+        self._recorder = recorder or NullRecorder()
+        self._pulse = pulse
+        self._tracked = Tracked()
+        self._saver = Saver(run_dir, config, identity, self._tracked, self._recorder)
+        if pulse is not None:
+            self._saver.on_safe = pulse.checkpoint_verified
+        self._group: ControlGroup | None = None
+        self._is_structure_agreed = False
+
+    @property
+    def last_failure(self) -> SaveEvent | None:
+        """The save that failed last; None once a later one was verified."""
+        return self._saver.last_failure
+
+    @property
+    def group(self) -> ControlGroup:
+        """The control group, made at first use (then collective); assign one to share it."""
+        if self._group is None:
+            self._group = ControlGroup(self.identity.rank, self.identity.world_size)
+        return self._group
+
+    @group.setter
+    def group(self, group: ControlGroup) -> None:
+        self._group = group
+
+    def track(
+        self,
+        *,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        data: Any = None,
+        **extra: Any,
+    ) -> None:
+        """Say what belongs to the run's state. Random generators always do.
+
+        Call it before the first step: DDP's gradient order is recorded from then on.
+
+        Raises:
+            CheckpointError: CK305 for an object without state.
+        """
+        self._tracked.add(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, data=data, **extra)
+
+    # --- saving -----------------------------------------------------------------------------------------------
+
+    def prewarm(self) -> None:
+        """Take the staging memory and start the writer now, so that the first save costs no more than the others."""
+        self._saver.prewarm()
+
+    def save(self, step: int, *, loss: float | None = None, metrics: Mapping[str, float] | None = None) -> None:
+        """Save the state after ``step``.
+
+        Collective: once, at the first save of a run that was not resumed, to compare what the ranks hold; and with
+        ``shard = false`` for sharded models.
+
+        Blocking: for one copy of this rank's part; longer while the save before is still being written, at most
+        ``commit_timeout_s``. With ``async_save = false`` until the checkpoint is verified.
+
+        Raises:
+            CheckpointError: CK304 state that cannot be saved, CK306 ranks that hold different tensors, CK301 and CK302
+                as ``poll`` does.
+            StorageError: ST105 too little shared memory.
+
+        Durability: none yet when it returns (async); a ``verified`` event says when.
+        """
+        with self._phase("checkpoint_save"):
+            self._agree_on_structure()
+            self._saver.save(step, loss, metrics or {})
+            if not self.config.async_save:
+                self.wait(2 * self.config.commit_timeout_s)
+
+    def poll(self) -> list[SaveEvent]:
+        """What became of earlier saves since the last call; does not block.
+
+        Raises:
+            CheckpointError: CK301 or CK302 when more than ``max_failed_saves`` in a row failed.
+            FencedError: CK401 when a newer attempt holds the run: this process must end.
+        """
+        return self._saver.poll()
+
+    def wait(self, timeout_s: float) -> None:
+        """Block until every save in flight is verified or has failed, at most ``timeout_s``.
+
+        Raises:
+            CheckpointError: CK301 when the time is up; else as ``poll``.
+        """
+        self._saver.wait(timeout_s)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Let saves in flight finish, end the writer, give the staging memory back. Never raises for a failed save.
+
+        Blocking: ``timeout_s``, by default twice ``commit_timeout_s`` (waiting for the other ranks, twice).
+        """
+        self._saver.close(2 * self.config.commit_timeout_s if timeout_s is None else timeout_s)
+
+    # --- resuming -----------------------------------------------------------------------------------------------
+
+    def resume(self, mode: Mode = "auto", path: str | Path | None = None) -> ResumePoint | None:
+        """Load the newest checkpoint that can be trusted into the tracked objects; None: start fresh.
+
+        Args:
+            mode: ``auto`` starts fresh when there are no checkpoints; ``must`` raises then; ``never`` looks for none.
+            path: This checkpoint and no other (or a folder with a ``latest`` link); may be another run's.
+
+        Collective: yes, over the control group.
+
+        Blocking: for reading the checkpoint twice (verify, load), spread over the ranks.
+
+        Raises:
+            CheckpointError: CK201, CK202, CK203, CK204, CK205, CK206; with ``path`` also what is wrong with it.
+        """
+        self._agree_on_structure()
+        if mode == "never" and path is None:
+            return None
+        with self._phase("checkpoint_load"):
+            chooser = Chooser(
+                self.group, self._roots(), run_dir=self._run_dir, run=self.identity.run, recorder=self._recorder
+            )
+            if path is not None:
+                chooser.only(path)
+            point = self._first_that_loads(chooser)
+            if point is None:
+                chooser.refuse_fresh_start(mode)
+        self._saver.resumed_from = point.name if point else ""
+        return point
+
+    def _roots(self) -> dict[str, Path]:
+        roots = {"shared": self._saver.root}
+        # A node's own folder holds only its ranks' shards: with several nodes only the shared tier has everything.
+        is_one_node = self.identity.node_ranks in ((), tuple(range(self.identity.world_size)))
+        if self._saver.local_root is not None and is_one_node:
+            roots["local"] = self._saver.local_root
+        return roots
+
+    def _first_that_loads(self, chooser: Chooser) -> ResumePoint | None:
+        while (candidate := chooser.next()) is not None:
+            error: MidwatchError | None = None
+            restorer: Restorer | None = None
+            try:
+                reader = VerifyingReader(candidate.folder)
+                restorer = Restorer(reader, self._tracked, self.identity.rank)
+                restorer.prepare()
+                restorer.load()
+            except MidwatchError as caught:
+                error = caught
+            problems = agree(self.group, error)
+            if problems or restorer is None:
+                chooser.reject(candidate, problems)
+                continue
+            return self._finish(candidate, restorer, VerifyingReader(candidate.folder), chooser)
+        return None
+
+    def _finish(
+        self, candidate: Candidate, restorer: Restorer, reader: VerifyingReader, chooser: Chooser
+    ) -> ResumePoint:
+        manifest = reader.manifest
+        if restorer.lacks_optimizer:
+            _log.warning("%s was saved without the optimizer: its momentum starts from zero", candidate.name)
+            self._recorder.record("resume.optimizer_missing", step=manifest.step, name=candidate.name)
+        for section, names in restorer.bucket_order.items():
+            self._replay(section, names)
+        if manifest.world_size != self.identity.world_size:
+            self._recorder.record(
+                "resume.world_changed",
+                step=manifest.step,
+                name=candidate.name,
+                world_size_before=manifest.world_size,
+                world_size=self.identity.world_size,
+            )
+        # Last of all: everything above may have drawn random numbers.
+        if restorer.rng is not None:
+            skipped = restore_rng(restorer.rng)
+            if skipped:
+                _log.warning("random generators not restored: %s", ", ".join(skipped))
+        return ResumePoint(
+            step=manifest.step,
+            name=candidate.name,
+            digest=manifest.digest,
+            config_hash=manifest.config_hash,
+            rejected=tuple(chooser.rejected),
+            tier=candidate.tier,
+            world_size=manifest.world_size,
+        )
+
+    def _replay(self, section: str, names: list[str]) -> None:
+        order = self._tracked.orders.get(section)
+        module = dict(self._tracked.modules()).get(section)
+        if order is None or module is None:
+            return
+        order.set(names)
+        if not replay_order(module, names):
+            _log.warning("the gradient order of %s could not be replayed: the last bits may differ", section)
+            self._recorder.record("resume.bucket_order_differs", section=section)
+
+    # --- inside -----------------------------------------------------------------------------------------------
+
+    def _phase(self, name: str) -> AbstractContextManager[None]:
+        return self._pulse.phase(name) if self._pulse is not None else contextlib.nullcontext()
+
+    def _agree_on_structure(self) -> None:
+        """Plain tensors are written by one rank for all, so all must hold the same: checked once."""
+        if self._is_structure_agreed:
+            return
+        sweep_arenas()
+        answers = self.group.gather({"digest": self._structure_digest()})
+        self._is_structure_agreed = True
+        apart = [rank for rank, answer in enumerate(answers) if answer != answers[0]]
+        if apart:
+            message = f"ranks {apart[:8]} track other tensors than rank 0"
+            raise CheckpointError("CK306", message, ranks=apart)
+
+    def _structure_digest(self) -> str:
+        lines: list[str] = []
+        for section, module in self._tracked.modules():
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                kind = "sharded" if isinstance(tensor, DTensor) else "plain"
+                lines.append(f"{section} {name} {kind} {tuple(tensor.shape)} {tensor.dtype}")
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -1,0 +1,62 @@
+"""How ranks agree outside the training collectives: small JSON messages over a gloo group of their own.
+
+The group is separate from the training one, so that nothing here can mix with, or wait in line behind, a training
+collective. Messages are JSON bytes: no pickled object is ever accepted from another rank.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from midwatch.checkpoint import values
+from midwatch.core import CheckpointError
+
+CONTROL_TIMEOUT_S = 1800.0
+"""One rank may reach an agreement this much later than the others: it covers reading and verifying a checkpoint on
+slow shared storage, and an evaluation that only rank 0 runs. Shorter silence is the supervisor's business."""
+
+
+class ControlGroup:
+    """All ranks of the run. Every method is collective: all ranks call it in the same order."""
+
+    def __init__(self, rank: int, world_size: int, timeout_s: float = CONTROL_TIMEOUT_S) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._group: Any = None
+        if world_size == 1:
+            return
+        if not (dist.is_available() and dist.is_initialized()):
+            raise CheckpointError(
+                "CK205",
+                f"rank {rank} of {world_size}: ranks cannot agree before the process group exists",
+                hint="Call torch.distributed.init_process_group() before resume().",
+            )
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+
+    def broadcast(self, message: Any = None) -> Any:
+        """Rank 0's message, on every rank."""
+        return self.gather(message if self.rank == 0 else None)[0]
+
+    def gather(self, message: Any) -> list[Any]:
+        """Every rank's message by rank, on every rank."""
+        if self._group is None:
+            return [message]
+        data = torch.frombuffer(bytearray(values.dumps(message).encode("ascii")), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        dist.all_gather(sizes, torch.tensor([data.numel()]), group=self._group)
+        longest = max(int(size) for size in sizes)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: data.numel()] = data
+        boxes = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
+        dist.all_gather(boxes, padded, group=self._group)
+        return [values.loads(bytes(box[: int(n)].tolist())) for box, n in zip(boxes, sizes, strict=True)]
+
+    def start_max(self, flags: torch.Tensor) -> Any:
+        """Begin an element-wise maximum over all ranks, in place; returns the handle to wait on (None: done)."""
+        if self._group is None:
+            return None
+        return dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)

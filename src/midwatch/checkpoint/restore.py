@@ -1,0 +1,218 @@
+"""Putting a checkpoint back into the live objects, after making sure that it is theirs.
+
+What every rank holds alike comes from the shared part. What is private comes from the shard of the same rank; when the
+number of ranks changed, rank r takes data position and private extras of old rank ``r % old_world_size``, and random
+generators only where the same rank existed (a new rank keeps the ones its script seeded: a copy would repeat another
+rank's numbers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.optim import Optimizer
+
+from midwatch.checkpoint import values
+from midwatch.checkpoint.layout import dtype_name, dtype_of
+from midwatch.checkpoint.load import VerifyingReader, load_tensors
+from midwatch.checkpoint.manifest import TensorRecord
+from midwatch.checkpoint.names import named_parameters
+from midwatch.checkpoint.tracked import Tracked
+from midwatch.core import CheckpointError
+
+_NAMED = 3
+"""How many keys of a kind an error names: enough to recognise the mistake."""
+
+
+class Restorer:
+    """One load: ``check`` refuses what does not fit, ``load`` fills and applies, ``rng`` is what to restore last."""
+
+    def __init__(self, reader: VerifyingReader, tracked: Tracked, rank: int) -> None:
+        self._reader = reader
+        self._tracked = tracked
+        self._manifest = reader.manifest
+        self._rank = rank
+        self._shared: dict[str, Any] = reader.state(0)["shared"]
+        self._private: dict[str, Any] = reader.state(rank % self._manifest.world_size)["private"]
+        self._targets: dict[str, torch.Tensor] = {}
+        self._models: list[tuple[nn.Module, dict[str, Any]]] = []
+        self._plain: list[tuple[Any, Any]] = []
+        self._optimizers: list[tuple[Optimizer, dict[str, Any]]] = []
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.rng: dict[str, Any] | None = None
+
+    @property
+    def lacks_optimizer(self) -> bool:
+        """An optimizer is tracked, but the checkpoint was written with ``save_optimizer = false``."""
+        return self._tracked.optimizer is not None and not self._manifest.sections.get("optimizer", False)
+
+    @property
+    def bucket_order(self) -> dict[str, list[str]]:
+        """By section: the gradient order of the run's first backward (see ``ddp``)."""
+        return cast("dict[str, list[str]]", self._shared.get("bucket_order", {}))
+
+    def prepare(self) -> None:
+        """Find a place for everything; changes nothing yet.
+
+        Raises:
+            CheckpointError: CK204 when the checkpoint is another model's, CK206 when it lacks a tracked part.
+        """
+        for section, module in self._tracked.modules():
+            self._prepare_module(section, module)
+        for section, optimizer in self._tracked.optimizers():
+            if self._manifest.save_optimizer:
+                self._prepare_optimizer(section, optimizer)
+        for section, thing in self._tracked.shared():
+            self._plain.append((thing, self._decode(self._section(self._shared, section))))
+        for section, thing in self._tracked.private():
+            self._plain.append((thing, self._decode(self._section(self._private, section))))
+        if self._rank < self._manifest.world_size:
+            self.rng = self._decode(self._section(self._private, "rng"))
+
+    def load(self) -> None:
+        """Read, verify and apply everything but the random generators, which come last of all (``rng.restore_rng``).
+
+        Raises:
+            CheckpointError: CK102, CK103, CK104: the live objects are then half overwritten and must not be used
+                before another load succeeds.
+        """
+        load_tensors(self._reader, self._targets)
+        for module, state in self._models:
+            # Most of it is in place already; this runs the modules' own hooks and hands over extra state.
+            set_model_state_dict(module, state)
+        with torch.no_grad():
+            for buffer, saved in self._buffers:
+                buffer.copy_(saved)
+        for optimizer, state in self._optimizers:
+            _apply_optimizer(optimizer, state)
+        for thing, state in self._plain:
+            thing.load_state_dict(state)
+
+    # --- inside -----------------------------------------------------------------------------------------------
+
+    def _prepare_module(self, section: str, module: nn.Module) -> None:
+        state = dict(get_model_state_dict(module))
+        live = {f"{section}.{name}": value for name, value in state.items() if isinstance(value, torch.Tensor)}
+        _check_fit(section, live, self._records(section))
+        self._targets.update(live)
+        for name in state:
+            extra = self._shared["module_extra"].get(f"{section}.{name}")
+            if extra is not None:
+                state[name] = self._decode(extra)
+        self._models.append((module, state))
+        # With another number of ranks there is no telling which private copy belongs here: rank 0's is used.
+        saved = self._private.get(f"buffers.{section}")
+        if saved is not None and self._is_same_rank:
+            for name, tensor in self._decode(saved).items():
+                self._buffers.append((state[name], tensor))
+
+    @property
+    def _is_same_rank(self) -> bool:
+        return self._rank < self._manifest.world_size
+
+    def _records(self, section: str) -> dict[str, TensorRecord]:
+        tensors = self._manifest.tensors
+        found = {key: record for key, record in tensors.items() if key.startswith(f"{section}.")}
+        aliases = {
+            alias: tensors[key] for alias, key in self._reader.aliases.items() if alias.startswith(f"{section}.")
+        }
+        return {**found, **aliases}
+
+    def _prepare_optimizer(self, section: str, optimizer: Optimizer) -> None:
+        module = self._tracked.owner_module(optimizer)
+        parameters = named_parameters(module)
+        saved = self._section(self._shared, section)
+        groups: list[dict[str, Any]] = self._decode(saved["param_groups"])
+        state: dict[int, Any] = {}
+        numbers = _match_groups(optimizer, parameters, groups)
+        for name, item in saved["state"].items():
+            parameter = parameters[name]
+            state[numbers[name]] = values.decode(item, lambda tag, key, p=parameter: self._allocate(tag, key, p))
+        self._optimizers.append((optimizer, {"state": state, "param_groups": groups}))
+
+    def _section(self, table: Mapping[str, Any], section: str) -> Any:
+        if section not in table:
+            name = self._manifest.name
+            message = f"{name} holds no state for {section!r}, which this run tracks"
+            raise CheckpointError("CK206", message, section=section, checkpoint=name)
+        return table[section]
+
+    def _decode(self, data: Any) -> Any:
+        return values.decode(data, self._allocate)
+
+    def _allocate(self, tag: str, key: Any, like: torch.Tensor | None = None) -> Any:
+        """Room for a saved tensor, filled by ``load``; what belongs to a parameter is laid out as that parameter is."""
+        record = self._manifest.tensors.get(key) if isinstance(key, str) else None
+        if tag not in ("$tensor", "$array") or record is None:
+            raise CheckpointError("CK106", f"{self._manifest.name}: saved state refers to an unknown {tag} {key!r}")
+        dtype = dtype_of(record.dtype)
+        if like is not None and tuple(like.shape) == record.global_shape and like.dim() > 0:
+            target = torch.empty_like(like, dtype=dtype, requires_grad=False)
+        else:
+            target = torch.empty(record.global_shape, dtype=dtype)
+        self._targets[key] = target
+        return target.numpy() if tag == "$array" else target
+
+
+def _check_fit(section: str, live: Mapping[str, torch.Tensor], saved: Mapping[str, TensorRecord]) -> None:
+    missing = [key for key in live if key not in saved]
+    unexpected = [key for key in saved if key not in live]
+    wrong: list[str] = []
+    for key, tensor in live.items():
+        record = saved.get(key)
+        if record is None:
+            continue
+        if tuple(tensor.shape) != record.global_shape:
+            wrong.append(f"{key} is {tuple(tensor.shape)} here, {record.global_shape} in the checkpoint")
+        elif dtype_name(key, tensor.dtype) != record.dtype:
+            wrong.append(f"{key} is {dtype_name(key, tensor.dtype)} here, {record.dtype} in the checkpoint")
+    if not (missing or unexpected or wrong):
+        return
+    parts = [
+        _listed("the checkpoint lacks", missing),
+        _listed("the model lacks", unexpected),
+        _listed("they differ:", wrong),
+    ]
+    message = f"{section}: " + "; ".join(part for part in parts if part)
+    raise CheckpointError("CK204", message, missing=missing[:50], unexpected=unexpected[:50], mismatched=wrong[:50])
+
+
+def _listed(title: str, keys: list[str]) -> str:
+    if not keys:
+        return ""
+    more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
+    return f"{title} {', '.join(sorted(keys)[:_NAMED])}{more}"
+
+
+def _match_groups(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], groups: list[dict[str, Any]]
+) -> dict[str, int]:
+    """Canonical name to the number the optimizer gives the parameter; groups get numbers in place of names."""
+    names = {parameter: name for name, parameter in parameters.items()}
+    live = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+    saved = [list(group["params"]) for group in groups]
+    if [set(group) for group in live] != [set(group) for group in saved]:
+        lost = sorted({n for group in live for n in group} ^ {n for group in saved for n in group})
+        what = _listed("only on one side:", lost) or "the same parameters in other groups"
+        message = f"optimizer: {len(saved)} parameter groups saved, {len(live)} here; {what}"
+        raise CheckpointError("CK204", message, parameters=lost[:50])
+    numbers = {name: number for number, name in enumerate(name for group in live for name in group)}
+    for group, here in zip(groups, live, strict=True):
+        group["params"] = [numbers[name] for name in here]
+    return numbers
+
+
+def _apply_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    optimizer.load_state_dict(state)
+    # load_state_dict casts state to its parameter's dtype; fp32 moments of bf16 weights must stay exact.
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, saved in state["state"].items():
+        held = optimizer.state[parameters[number]]
+        for name, value in saved.items():
+            now = held.get(name)
+            if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
+                held[name] = value.to(now.device)

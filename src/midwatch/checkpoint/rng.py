@@ -1,0 +1,44 @@
+"""The random number generators of one rank: Python, NumPy (when loaded), torch on CPU and on the device in use.
+
+They are per rank: restoring rank 0's on every rank would give all of them the same dropout masks.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+
+
+def capture_rng() -> dict[str, Any]:
+    """The state of every generator this process can be using, as values and uint8 tensors; takes no random number."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch_cpu": torch.get_rng_state()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        kind, keys, pos, has_gauss, cached = numpy.random.get_state(legacy=True)
+        state["numpy"] = (kind, keys, int(pos), int(has_gauss), float(cached))
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["torch_cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_rng(state: dict[str, Any]) -> list[str]:
+    """Put the generators back; returns the names of those that could not be (no device, NumPy gone).
+
+    Must be the last act of a resume: loading, warm-ups and user code in between may draw numbers.
+    """
+    skipped: list[str] = []
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch_cpu"])
+    if "numpy" in state:
+        import numpy as np
+
+        np.random.set_state(state["numpy"])
+    if "torch_cuda" in state:
+        if torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["torch_cuda"])
+        else:
+            skipped.append("torch_cuda")
+    return skipped

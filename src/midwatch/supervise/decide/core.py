@@ -31,7 +31,9 @@ STORY_LENGTH = 400
 class Core:
     """Everything the supervisor knows. One owner: the ``Supervisor``; the chapters change it during one ``handle``."""
 
-    def __init__(self, *, run: str, nnodes: int, watch: WatchConfig, restart: RestartConfig, first_attempt: int) -> None:
+    def __init__(
+        self, *, run: str, nnodes: int, watch: WatchConfig, restart: RestartConfig, first_attempt: int
+    ) -> None:
         self.run = run
         self.watch = watch
         self.restart = restart
@@ -133,9 +135,7 @@ class Core:
         self.watching = None
         self.record("run.finished", exit_code=outcome.exit_code, error=outcome.error, sentence=outcome.sentence)
         self.move("finished")
-        self.emit(
-            Finish(cause=self.cause, exit_code=outcome.exit_code, error=outcome.error, sentence=outcome.sentence)
-        )
+        self.emit(Finish(cause=self.cause, exit_code=outcome.exit_code, error=outcome.error, sentence=outcome.sentence))
 
     # --- timers ------------------------------------------------------------------------------------------------
 
@@ -161,7 +161,11 @@ class Core:
     def live_attempt(self, number: int) -> Attempt | None:
         """The current attempt when ``number`` is it and its ranks may exist; None sets the event aside."""
         attempt = self.attempt
-        if attempt is not None and attempt.number == number and self.state in ("starting", "running", "judging", "stopping"):
+        if (
+            attempt is not None
+            and attempt.number == number
+            and self.state in ("starting", "running", "judging", "stopping")
+        ):
             return attempt
         self.set_aside(f"attempt {number} is not live")
         return None

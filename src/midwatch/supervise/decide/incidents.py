@@ -261,9 +261,13 @@ def _convict(core: Core, incident: Incident, evidence: Evidence, verdict: Verdic
 def _outcome(core: Core, verdict: Verdict) -> Outcome | None:
     """The end of the run, if this verdict or the spent budget means one."""
     if verdict.action == "stop":
-        error = class_of(verdict.fault_class).stop_code or "SV104"
+        is_repeated = verdict.rule == "same-failure"
+        error = "SV104" if is_repeated else class_of(verdict.fault_class).stop_code or "SV104"
         return Outcome(
-            exit_code=CODES[error].exit_code, error=error, sentence=_stop_sentence(core, error, verdict), cause=core.cause
+            exit_code=CODES[error].exit_code,
+            error=error,
+            sentence=_stop_sentence(core, error, verdict),
+            cause=core.cause,
         )
     if core.stop is None and core.memory.is_spent and class_of(verdict.fault_class).is_counted:
         spent = f"restart budget of {core.restart.max_restarts} spent without progress; last: {verdict.summary}"

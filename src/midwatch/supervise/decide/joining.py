@@ -45,7 +45,9 @@ def _joined_while_live(core: Core, event: NodeJoined, *, is_restarted: bool) -> 
     elif core.state == "stopping" and event.running_attempt == attempt.number:
         # It was away when the order went out.
         core.emit(
-            StopRanks(cause=core.cause, attempt=attempt.number, grace_s=core.watch.grace_s, reason="it missed the order")
+            StopRanks(
+                cause=core.cause, attempt=attempt.number, grace_s=core.watch.grace_s, reason="it missed the order"
+            )
         )
 
 

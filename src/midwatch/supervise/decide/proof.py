@@ -84,9 +84,7 @@ def resume_timed_out(core: Core) -> None:
     if core.state not in ("starting", "running") or attempt is None or core.is_leaving:
         return
     missing: dict[int, int | None] = {rank: None for rank in attempt.ranks if rank not in attempt.resumed}
-    incidents.open_incident(
-        core, "hang", samples=2, suspected=missing, patience_s=core.watch.resume_timeout_s
-    )
+    incidents.open_incident(core, "hang", samples=2, suspected=missing, patience_s=core.watch.resume_timeout_s)
 
 
 def progress_made(core: Core, event: ProgressMade) -> None:

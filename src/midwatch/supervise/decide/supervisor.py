@@ -58,9 +58,7 @@ class Supervisor:
         self._was_idle = False
 
     @classmethod
-    def restore(
-        cls, run: str, nnodes: int, watch: WatchConfig, restart: RestartConfig, facts: RunFacts
-    ) -> Supervisor:
+    def restore(cls, run: str, nnodes: int, watch: WatchConfig, restart: RestartConfig, facts: RunFacts) -> Supervisor:
         """Pick up after the coordinator died: wait for the agents, then carry on with what they still run."""
         supervisor = cls(run, nnodes, watch, restart, first_attempt=facts.attempt + 1)
         supervisor._facts = facts
@@ -210,7 +208,9 @@ def replay(dump: Mapping[str, Any]) -> tuple[Supervisor, list[list[Instruction]]
 
 def _is_about_returning(core: Core, event: Event) -> bool:
     kept = (RanksStarted, RankExited, RankSuspected, RankResumed, ProgressMade, CheckpointVerified)
-    return core.state == "waiting" and core.returning != 0 and isinstance(event, kept) and event.attempt == core.returning
+    return (
+        core.state == "waiting" and core.returning != 0 and isinstance(event, kept) and event.attempt == core.returning
+    )
 
 
 def _evidence_gathered(core: Core, event: EvidenceGathered) -> None:

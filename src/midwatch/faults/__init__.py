@@ -1,0 +1,39 @@
+"""From signals to a verdict: class, culprit, grade, action. Pure: no I/O, no clock, no environment.
+
+    verdict = judge(evidence)
+
+The stages are kept apart: ``read`` (each rank's own facts), ``locate`` and ``hang`` (whose fault), ``fingerprint`` (the same
+failure again?), ``grade`` (how wide, what to do). ``classes.toml`` is the only list of fault classes.
+"""
+
+from midwatch.faults.fingerprint import fingerprint
+from midwatch.faults.table import CLASSES, FaultClass, class_of
+from midwatch.faults.types import (
+    Confidence,
+    Evidence,
+    Frame,
+    Grade,
+    ProcState,
+    RankEvidence,
+    ResumeReport,
+    Suspect,
+    Verdict,
+)
+from midwatch.faults.verdict import judge
+
+__all__ = [
+    "CLASSES",
+    "Confidence",
+    "Evidence",
+    "FaultClass",
+    "Frame",
+    "Grade",
+    "ProcState",
+    "RankEvidence",
+    "ResumeReport",
+    "Suspect",
+    "Verdict",
+    "class_of",
+    "fingerprint",
+    "judge",
+]

@@ -1,0 +1,102 @@
+"""What a stack says: where the user's code is, and whether the rank waits for others.
+
+Measured on every hang we could make: a rank whose innermost Python frame is inside ``torch.distributed`` waits for
+somebody; a rank anywhere else while its peers wait is the one they wait for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from midwatch.faults.types import Frame, RankEvidence
+
+Place = Literal["collective", "gate", "backward", "user", "ended", "unknown"]
+"""Where a rank is. ``backward`` is autograd's C++ engine: DDP waits for its all-reduce in there, but it computes there, too."""
+
+BUSY_SHARE = 0.2
+"""CPU seconds per second from which a process is taken to do something (an idle wait measures below 0.02)."""
+
+_OURS = re.compile(
+    r"(^|/)midwatch/(core|config|storage|checkpoint|pulse|faults|guards|audit|supervise|train|testing|cli|integrations"
+    r"|__init__\.py|__main__\.py)"
+)
+_COMMUNICATION = re.compile(r"(^|/)torch/(distributed/|nn/parallel/distributed\.py)|(^|/)lib(gloo|nccl)")
+_ALSO_COMPUTES = re.compile(
+    r"torch/distributed/(checkpoint|optim|pipelining|tensor|_tensor|fsdp|algorithms|_composable|run|launch|elastic)\b"
+)
+"""Parts of torch.distributed in which a rank also computes or writes: there the function's name decides."""
+_WAITS = re.compile(
+    r"wait|gather|reduce|scatter|broadcast|barrier|recv|send|all_to_all|exchange|agree|gate", re.IGNORECASE
+)
+_AUTOGRAD = re.compile(r"(^|/)torch/autograd/(graph|__init__)\.py$")
+_LIBRARY = re.compile(
+    r"(site|dist)-packages/|/lib(64)?/python3(\.\d+)?/|^<frozen |^<__array_function__|^<eval_with_key>"
+)
+_LOOK_THROUGH = ("/threading.py", "/queue.py", "/selectors.py", "/multiprocessing/connection.py", "torch/_ops.py")
+"""Wait functions of the interpreter and torch's operator call: who called them says what is waited for."""
+
+
+def is_ours(frame: Frame) -> bool:
+    """A frame of midwatch itself (not of a user's folder that happens to be called midwatch)."""
+    return _OURS.search(frame.file) is not None
+
+
+def is_user(frame: Frame) -> bool:
+    """A frame of the user's own code: no library, no interpreter, not ours."""
+    return bool(frame.file) and not is_ours(frame) and _LIBRARY.search(frame.file) is None
+
+
+def user_frame(stack: Sequence[Frame]) -> Frame | None:
+    """The innermost frame of the user's own code."""
+    return next((frame for frame in stack if is_user(frame)), None)
+
+
+def is_collective(frame: Frame) -> bool:
+    """Inside the communication library, where nothing is computed."""
+    if not _COMMUNICATION.search(frame.file):
+        return False
+    return not _ALSO_COMPUTES.search(frame.file) or _WAITS.search(frame.function) is not None
+
+
+def place_of_stack(stack: Sequence[Frame]) -> Place:
+    """Where the innermost frames are, looking through wait functions that serve any purpose."""
+    for frame in stack:
+        if is_collective(frame):
+            return "collective"
+        if is_ours(frame):
+            # Our gate and control group wait for the peers; anything else of ours is this rank's own work.
+            return "gate" if _WAITS.search(frame.function) else "user"
+        if _AUTOGRAD.search(frame.file):
+            return "backward"
+        if not frame.file.endswith(_LOOK_THROUGH):
+            return "user"
+    return "user" if stack else "unknown"
+
+
+def place_of(rank: RankEvidence, window_s: float) -> Place:
+    """Where a rank is, by its newest sample; one that changed its mind between samples is not waiting."""
+    if rank.exit_code is not None or rank.proc_state in ("Z", "X"):
+        return "ended"
+    places = [place_of_stack(stack) for stack in rank.stacks if stack]
+    if not places:
+        return "unknown"
+    if places[-1] == "backward":
+        return "user" if is_busy(rank, window_s) else "collective"
+    return places[-1]
+
+
+def is_busy(rank: RankEvidence, window_s: float) -> bool:
+    """It used the CPU between the samples."""
+    return rank.cpu_delta_s is not None and window_s > 0 and rank.cpu_delta_s >= BUSY_SHARE * window_s
+
+
+def where(stack: Sequence[Frame]) -> str:
+    """``function (file.py:12)`` of the user's innermost frame, or of the innermost one at all; empty without a stack."""
+    frame = user_frame(stack) or (stack[0] if stack else None)
+    return f"{frame.function} ({basename(frame.file)}:{frame.line})" if frame else ""
+
+
+def basename(path: str) -> str:
+    return path.rsplit("/", 1)[-1]

@@ -1,0 +1,198 @@
+"""Stage two for the living: who do the others wait for? Silence alone cannot tell, for a victim falls silent in the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from midwatch.faults import frames
+from midwatch.faults.located import Located, pick, share
+from midwatch.faults.types import Confidence, Evidence, Frame, RankEvidence
+
+_PLAIN_STATES = {"T": "frozen", "D": "stuck_in_kernel"}
+
+
+class Living(msgspec.Struct, frozen=True):
+    """One live rank and where it is."""
+
+    rank: RankEvidence
+    place: frames.Place
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.place in ("collective", "gate")
+
+    @property
+    def is_outside(self) -> bool:
+        return self.place == "user"
+
+
+def living(evidence: Evidence) -> list[Living]:
+    """The live ranks on nodes that are still there."""
+    found: list[Living] = []
+    for rank in evidence.ranks:
+        place = frames.place_of(rank, evidence.window_s)
+        if place != "ended" and rank.node not in evidence.lost_nodes:
+            found.append(Living(rank, place))
+    return found
+
+
+def locate_hang(evidence: Evidence) -> Located:
+    """A suspected hang in which no rank ended with an error."""
+    alive = living(evidence)
+    by_state = _by_state(evidence, alive)
+    if by_state is not None:
+        return by_state
+    moving = _moving(evidence, alive)
+    if moving:
+        return Located(fault_class="no_fault", confidence="likely", message=moving, lines=(moving,))
+    if evidence.resumed:
+        return _loading(evidence, alive)
+    outside = [one for one in alive if one.is_outside or (one.place == "unknown" and _behind(one, alive))]
+    if not any(one.is_waiting for one in alive):
+        outside = [one for one in outside if one.rank.is_overdue or _is_suspected(one, evidence)] or outside
+    if not outside:
+        return _everywhere(evidence, alive)
+    return _outside(alive, outside)
+
+
+def _by_state(evidence: Evidence, alive: Sequence[Living]) -> Located | None:
+    """A rank that is stopped or stuck in the kernel explains the silence of all others."""
+    for state, fault_class in _PLAIN_STATES.items():
+        stuck = [one for one in alive if one.rank.proc_state.upper() == state]
+        if state == "D":
+            # Every rank dips into D when it reads a disk; it is the cause only where silence made it a suspect.
+            stuck = [one for one in stuck if one.rank.is_overdue or _is_suspected(one, evidence)]
+            if any(one.rank.steps_advanced for one in alive) or evidence.has_advanced:
+                continue
+        if stuck:
+            reasons = tuple(f"process state {state}" for _ in stuck[:1])
+            suspects = share([one.rank for one in stuck], reasons)
+            lines = tuple(f"rank {one.rank.rank}: process state {state}{_stack_text(one)}" for one in stuck)
+            return pick(
+                fault_class,
+                suspects,
+                evidence=stuck[0].rank,
+                phrase="is stopped (process state T)" if state == "T" else "is in uninterruptible sleep (state D)",
+                message=f"state {state}",
+                frame=_frame(stuck[0]),
+                lines=lines,
+                confidence="certain" if len(stuck) == 1 else "likely",
+            )
+    return None
+
+
+def _moving(evidence: Evidence, alive: Sequence[Living]) -> str:
+    """Why this is no hang; empty when nothing moves."""
+    suspects = [one for one in alive if one.rank.is_overdue or _is_suspected(one, evidence)] or list(alive)
+    # After one extension only the suspects' own steps excuse them: others may train on without them for ever.
+    counted = alive if evidence.extensions == 0 else suspects
+    if evidence.has_advanced:
+        return "the run finished another step meanwhile"
+    known = {rank: step for rank, step in evidence.suspected if step is not None}
+    for one in counted:
+        was = known.get(one.rank.rank)
+        if one.rank.steps_advanced or (was is not None and one.rank.step is not None and one.rank.step > was):
+            return f"rank {one.rank.rank} went on to step {one.rank.step}"
+    if evidence.extensions == 0:
+        # A rank that spins in a collective burns CPU, too (NCCL polls), so only those outside count.
+        for one in suspects:
+            if not one.is_waiting and frames.is_busy(one.rank, evidence.window_s):
+                return f"rank {one.rank.rank} is busy{_stack_text(one)}: {one.rank.cpu_delta_s:.2f} CPU seconds in {evidence.window_s:g} s"
+    return ""
+
+
+def _outside(alive: Sequence[Living], outside: Sequence[Living]) -> Located:
+    """Someone is somewhere else than in the collective his peers wait in."""
+    waiting = [one for one in alive if one.is_waiting]
+    # The one whose step is lowest never reached the collective of the others.
+    steps = [one.rank.step for one in outside if one.rank.step is not None]
+    if steps and len(outside) > 1:
+        outside = [one for one in outside if one.rank.step == min(steps)] or outside
+    reason = f"outside any collective while {len(waiting)} peer(s) wait inside one" if waiting else "past its deadline"
+    suspects = share([one.rank for one in outside], (reason,))
+    confidence: Confidence = "likely" if len(outside) == 1 else "weak"
+    if len(outside) == 1 and (len(waiting) == len(alive) - 1) and outside[0].rank.stacks:
+        confidence = "certain"
+    one = outside[0]
+    at = _stack_text(one)
+    return pick(
+        "hang",
+        suspects,
+        evidence=one.rank,
+        phrase=f"hangs{at or ' outside any collective'}" + (" while its peers wait for it" if waiting else ""),
+        message="hang",
+        frame=_frame(one),
+        lines=(f"rank {one.rank.rank}: {reason}{at}", *_waiting_lines(waiting)),
+        confidence=confidence,
+    )
+
+
+def _everywhere(evidence: Evidence, alive: Sequence[Living]) -> Located:
+    """All wait, or nothing can be seen: if one is a step behind it never came; else the network or the code is to blame."""
+    behind = [one for one in alive if _behind(one, alive)]
+    if behind and len(behind) < len(alive):
+        suspects = share([one.rank for one in behind], ("a step behind its peers",))
+        return pick(
+            "hang",
+            suspects,
+            evidence=behind[0].rank,
+            phrase="is a step behind the collective its peers wait in",
+            message="hang behind",
+            frame=_frame(behind[0]),
+            lines=(f"rank {behind[0].rank.rank} is at step {behind[0].rank.step}", *_waiting_lines(alive)),
+            confidence="likely" if len(behind) == 1 else "weak",
+        )
+    where = "all ranks wait for each other" if any(one.is_waiting for one in alive) else "no rank moves"
+    return Located(
+        fault_class="hang_everywhere" if any(one.is_waiting for one in alive) else "unknown",
+        suspects=share([one.rank for one in alive if not one.is_waiting], ("no stack could be taken",)),
+        confidence="weak",
+        message=where,
+        lines=_waiting_lines(alive) or (where,),
+        phrase=where,
+    )
+
+
+def _loading(evidence: Evidence, alive: Sequence[Living]) -> Located:
+    """Some ranks reported what they resumed from, and wait for the others."""
+    reported = {report.rank for report in evidence.resumed}
+    missing = [rank for rank in evidence.ranks if rank.rank not in reported]
+    names = ", ".join(str(rank.rank) for rank in missing)
+    if not missing:
+        return _everywhere(evidence, alive)
+    place = {one.rank.rank: one for one in alive}
+    first = place.get(missing[0].rank)
+    return pick(
+        "hang_loading",
+        share(missing, ("has not reported what it resumed from",)),
+        evidence=missing[0],
+        phrase="has not finished loading" + (_stack_text(first) if first else ""),
+        message="hang loading",
+        frame=_frame(first) if first else None,
+        lines=(f"no resume report from rank(s) {names}; {len(reported)} rank(s) wait for them",),
+        confidence="certain" if len(missing) == 1 else "likely",
+    )
+
+
+def _behind(one: Living, alive: Sequence[Living]) -> bool:
+    steps = [other.rank.step for other in alive if other.rank.step is not None]
+    return one.rank.step is not None and bool(steps) and one.rank.step == min(steps) < max(steps)
+
+
+def _is_suspected(one: Living, evidence: Evidence) -> bool:
+    return any(rank == one.rank.rank for rank, _ in evidence.suspected)
+
+
+def _frame(one: Living) -> Frame | None:
+    return frames.user_frame(one.rank.stacks[-1]) if one.rank.stacks else None
+
+
+def _stack_text(one: Living) -> str:
+    place = frames.where(one.rank.stacks[-1]) if one.rank.stacks else ""
+    return f" in {place}" if place else ""
+
+
+def _waiting_lines(ranks: Sequence[Living]) -> tuple[str, ...]:
+    return tuple(f"rank {one.rank.rank} waits{_stack_text(one)}" for one in ranks[:4] if one.is_waiting)

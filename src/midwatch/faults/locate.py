@@ -1,0 +1,254 @@
+"""Stage two for the dead: whose end came first in the order of causes. Victims are never blamed.
+
+A rank's own failure (crash, out of memory, exception, exit code, a kill from outside) explains its peers' communication
+errors; those explain nothing. An exit 0 before the peers' errors explains them, too. When only victims are dead, the
+culprit is among the living: the one outside any collective. Time decides inside one class only, because a culprit that
+unwinds slowly dies after its victims.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from midwatch.faults import frames
+from midwatch.faults.hang import living, locate_hang
+from midwatch.faults.located import Located, pick, share
+from midwatch.faults.read import RankFact
+from midwatch.faults.table import class_of
+from midwatch.faults.types import Confidence, Evidence, Suspect
+
+_EARLY_EXIT = class_of("early_exit").order
+_PEERS_LOST = class_of("peers_lost").order
+_TIMED_OUT = re.compile(r"timed out|timeout|watchdog", re.IGNORECASE)
+
+
+def locate(evidence: Evidence, facts: Sequence[RankFact]) -> Located:
+    """Name the culprit, or say why nobody can be named."""
+    if evidence.trigger == "resume_mismatch":
+        return _mismatch(evidence)
+    facts = [fact for fact in facts if fact.node not in evidence.lost_nodes]
+    roots = _roots(evidence, facts)
+    if roots:
+        return _first_root(roots, facts)
+    if evidence.lost_nodes:
+        return _lost(evidence, facts)
+    victims = [fact for fact in facts if fact.is_dead and fact.fault_class == "peers_lost"]
+    early = _early_exits(facts, victims)
+    if early:
+        return _left_early(evidence, early, victims)
+    if victims:
+        return _among_the_living(evidence, victims)
+    nameless = [fact for fact in facts if fact.is_dead and fact.evidence.exit_code != 0]
+    if nameless:
+        return _nameless(nameless)
+    return locate_hang(evidence)
+
+
+# --- a rank's own failure --------------------------------------------------------------------------------------------
+
+
+def _roots(evidence: Evidence, facts: Sequence[RankFact]) -> list[RankFact]:
+    """Ranks with a failure of their own, worst class first, earliest first inside a class."""
+    found: list[RankFact] = []
+    for fact in facts:
+        is_unwinding = not fact.is_dead and frames.place_of(fact.evidence, evidence.window_s) in ("user", "unknown")
+        if fact.order < _EARLY_EXIT and (fact.is_dead or is_unwinding):
+            found.append(fact)
+    return sorted(found, key=lambda fact: (fact.order, _ended_at(fact), fact.rank))
+
+
+def _ended_at(fact: RankFact) -> float:
+    return float("inf") if fact.evidence.exit_mono_ns is None else fact.evidence.exit_mono_ns
+
+
+def _first_root(roots: Sequence[RankFact], facts: Sequence[RankFact]) -> Located:
+    culprit, others = roots[0], roots[1:]
+    same = [fact for fact in others if fact.order == culprit.order]
+    confidence: Confidence = culprit.confidence
+    if same and confidence == "certain":
+        confidence = "likely"
+    reasons = [class_of(culprit.fault_class).title]
+    if same:
+        reasons.append(f"the first of {len(same) + 1} ranks with a failure of this kind")
+    main = Suspect(rank=culprit.rank, node=culprit.node, weight=0.7 if others else 1.0, reasons=tuple(reasons))
+    rest = share([fact.evidence for fact in others], ("failed by itself, too",), total=0.3) if others else ()
+    victims = [fact for fact in facts if fact.rank not in {root.rank for root in roots}]
+    return Located(
+        fault_class=culprit.fault_class,
+        root=culprit.evidence,
+        root_node=culprit.node,
+        suspects=(main, *rest),
+        victims=_victim_ranks(victims),
+        confidence=confidence,
+        phrase=culprit.phrase,
+        message=culprit.message,
+        frame=culprit.frame,
+        lines=(*culprit.lines, *_lines_of(others, "also failed"), *_lines_of(victims, "victim")),
+        exit_code=culprit.evidence.exit_code,
+    )
+
+
+def _victim_ranks(facts: Sequence[RankFact]) -> tuple[int, ...]:
+    return tuple(fact.rank for fact in facts if fact.fault_class in ("peers_lost", "torn_down") or not fact.is_dead)
+
+
+def _lines_of(facts: Sequence[RankFact], role: str) -> tuple[str, ...]:
+    return tuple(f"rank {fact.rank} ({role}): {fact.lines[0]}" for fact in facts[:4] if fact.lines)
+
+
+# --- nodes and states ------------------------------------------------------------------------------------------------
+
+
+def _lost(evidence: Evidence, facts: Sequence[RankFact]) -> Located:
+    nodes = evidence.lost_nodes
+    weight = int(10_000 / len(nodes)) / 10_000
+    names = ", ".join(nodes)
+    is_alone = len(nodes) == 1
+    return Located(
+        fault_class="agent_lost",
+        root_node=nodes[0] if is_alone else None,
+        suspects=tuple(
+            Suspect(rank=None, node=node, weight=weight, reasons=("its agent is gone or silent",)) for node in nodes
+        ),
+        victims=tuple(fact.rank for fact in facts),
+        confidence="certain" if is_alone else "likely",
+        phrase=f"node {names} is gone (its agent died or stopped answering)"
+        if is_alone
+        else f"nodes {names} are gone (their agents died or stopped answering)",
+        message="agent lost",
+        lines=tuple(f"node {node}: agent gone or silent" for node in nodes),
+    )
+
+
+def _mismatch(evidence: Evidence) -> Located:
+    claims = Counter((r.step, r.checkpoint, r.config_hash) for r in evidence.resumed)
+    common = claims.most_common(1)[0][0] if claims else None
+    ranks = {rank.rank: rank for rank in evidence.ranks}
+    odd = [r for r in evidence.resumed if (r.step, r.checkpoint, r.config_hash) != common]
+    suspects = share([ranks[r.rank] for r in odd if r.rank in ranks], ("differs from the others",))
+    is_tie = len(odd) * 2 >= len(evidence.resumed)
+    lines = tuple(
+        f"rank {r.rank}: step {r.step}, checkpoint {r.checkpoint or '-'}, config {r.config_hash}"
+        for r in (*odd[:4], *[r for r in evidence.resumed if r not in odd][:1])
+    )
+    return Located(
+        fault_class="resume_mismatch",
+        root=ranks.get(odd[0].rank) if len(odd) == 1 and not is_tie else None,
+        root_node=ranks[odd[0].rank].node if len(odd) == 1 and not is_tie and odd[0].rank in ranks else None,
+        suspects=suspects,
+        confidence="certain",
+        phrase="resumed from something else than the others"
+        if len(odd) == 1 and not is_tie
+        else f"ranks disagree about what they resumed from ({len(claims)} different answers)",
+        message="resume mismatch",
+        lines=lines,
+    )
+
+
+# --- exit 0 ----------------------------------------------------------------------------------------------------------
+
+
+def _early_exits(facts: Sequence[RankFact], victims: Sequence[RankFact]) -> list[RankFact]:
+    """Ranks that ended with 0 without being done, before their peers' errors."""
+    first_error = min((_ended_at(fact) for fact in victims), default=float("inf"))
+    found: list[RankFact] = []
+    for fact in facts:
+        is_early = fact.evidence.exit_code == 0 and not fact.evidence.is_finished
+        # Order is exact within a node only; between nodes an exit seen a little later may still have come first.
+        is_ordered = any(victim.node == fact.node for victim in victims)
+        if is_early and (not is_ordered or _ended_at(fact) <= first_error or fact.evidence.exit_mono_ns is None):
+            found.append(fact)
+    return sorted(found, key=lambda fact: (_ended_at(fact), fact.rank))
+
+
+def _left_early(evidence: Evidence, early: Sequence[RankFact], victims: Sequence[RankFact]) -> Located:
+    alive = living(evidence)
+    waiting = [one for one in alive if one.is_waiting]
+    is_attached = any(fact.evidence.is_attached for fact in early)
+    if not victims and not waiting and not is_attached:
+        return Located(
+            fault_class="no_fault",
+            confidence="likely",
+            message="some ranks ended with 0 while the others still work by themselves",
+            lines=tuple(f"rank {one.rank.rank} is alive, not inside a collective" for one in alive[:4]),
+        )
+    several = len(early) > 1
+    confidence: Confidence = "certain" if victims and not several else "likely"
+    hurt = [*(fact.rank for fact in victims), *(one.rank.rank for one in waiting)]
+    lines = (
+        f"rank {early[0].rank} exited with 0 without having declared the end of its steps",
+        *_lines_of(victims, "victim"),
+        *(f"rank {one.rank.rank} waits in a collective" for one in waiting[:4]),
+    )
+    located = pick(
+        "early_exit",
+        share([fact.evidence for fact in early], ("exited with 0 before its peers were done",)),
+        evidence=early[0].evidence,
+        phrase="exited with 0 while its peers still train",
+        message="exit 0",
+        frame=None,
+        lines=lines,
+        confidence=confidence,
+    )
+    return _with_victims(located, hurt)
+
+
+# --- only victims are dead ---------------------------------------------------------------------------------------------
+
+
+def _among_the_living(evidence: Evidence, victims: Sequence[RankFact]) -> Located:
+    alive = living(evidence)
+    outside = [one for one in alive if one.is_outside]
+    unseen = [one for one in alive if one.place == "unknown"]
+    dead = [fact.rank for fact in victims]
+    lines = _lines_of(victims, "victim")
+    is_late = any(_TIMED_OUT.search(line) for fact in victims for line in fact.lines)
+    if len(outside) == 1 and not unseen:
+        one = outside[0]
+        at = frames.where(one.rank.stacks[-1])
+        verb = "hangs" if is_late else "left its peers' collective and is still alive"
+        located = pick(
+            "hang" if is_late else "rank_left",
+            share([one.rank], ("outside any collective while its peers lost their connection",)),
+            evidence=one.rank,
+            phrase=f"{verb} in {at}",
+            message="hang" if is_late else "left",
+            frame=frames.user_frame(one.rank.stacks[-1]),
+            lines=(f"rank {one.rank.rank} is alive in {at}, outside any collective", *lines),
+            confidence="likely",
+        )
+        return _with_victims(located, dead)
+    candidates = outside or unseen
+    return Located(
+        fault_class="peers_lost",
+        root=candidates[0].rank if len(candidates) == 1 else None,
+        root_node=candidates[0].rank.node if len(candidates) == 1 else None,
+        suspects=share([one.rank for one in candidates], ("alive while its peers lost their connection",)),
+        victims=tuple(dead),
+        confidence="weak" if candidates else "unknown",
+        phrase="is the only rank left alive after its peers lost their connections"
+        if len(candidates) == 1
+        else f"{len(victims)} rank(s) lost the connection to a peer; no rank is seen to have failed by itself",
+        message="peers lost",
+        lines=lines,
+    )
+
+
+def _nameless(facts: Sequence[RankFact]) -> Located:
+    is_ours = all(fact.fault_class == "torn_down" for fact in facts)
+    return Located(
+        fault_class="torn_down" if is_ours else "unknown",
+        victims=tuple(fact.rank for fact in facts),
+        confidence="unknown",
+        phrase="the ranks were ended by midwatch" if is_ours else f"{len(facts)} rank(s) ended for an unknown reason",
+        message="nameless end",
+        lines=_lines_of(facts, "ended"),
+    )
+
+
+def _with_victims(located: Located, ranks: Sequence[int]) -> Located:
+    return msgspec.structs.replace(located, victims=tuple(dict.fromkeys(ranks)))

@@ -1,0 +1,196 @@
+"""Stage one: each rank's own facts become one cause class, without a look at the others."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+
+import msgspec
+
+from midwatch.faults import frames, texts
+from midwatch.faults.table import class_of
+from midwatch.faults.types import Confidence, Frame, RankEvidence
+
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP)
+_STARTUP_CODES = (2, 126, 127)
+"""Usage error of an argument parser, command not executable, command not found."""
+STARTUP_LIFE_S = 60.0
+"""A bare exit 2 is an argument error only while the script can hardly have begun."""
+
+
+class RankFact(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank's own traces say about its end, or about its life when it still runs."""
+
+    evidence: RankEvidence
+    fault_class: str
+    phrase: str
+    """Completes the sentence "rank 1 ..."."""
+    message: str = ""
+    """What makes this failure the same as another; goes into the fingerprint."""
+    frame: Frame | None = None
+    """Innermost frame of the user's own code."""
+    lines: tuple[str, ...] = ()
+    """Quoted evidence, best first."""
+    confidence: Confidence = "certain"
+
+    @property
+    def rank(self) -> int:
+        return self.evidence.rank
+
+    @property
+    def node(self) -> str:
+        return self.evidence.node
+
+    @property
+    def order(self) -> int:
+        return class_of(self.fault_class).order
+
+    @property
+    def is_dead(self) -> bool:
+        return self.evidence.exit_code is not None or self.evidence.proc_state in ("Z", "X")
+
+
+def read_rank(
+    rank: RankEvidence, oom_lines: Mapping[int, str], xid: str = "", lived_s: float | None = None
+) -> RankFact:
+    """One rank, one cause.
+
+    Args:
+        rank: The rank.
+        oom_lines: pid -> kernel line about an out-of-memory kill on this rank's node.
+        xid: A GPU driver report on this rank's node; empty for none.
+        lived_s: How long the attempt lived.
+    """
+    if rank.exit_code is None:
+        return _read_alive(rank)
+    if rank.exit_code == 0:
+        return RankFact(evidence=rank, fault_class="early_exit", phrase="exited with 0", message="exit 0")
+    if rank.signalled_by_us:
+        return RankFact(evidence=rank, fault_class="torn_down", phrase="was ended by midwatch", confidence="weak")
+    number = _signal_of(rank.exit_code)
+    if number is not None:
+        return _read_signal(rank, number, oom_lines)
+    return _read_exit(rank, rank.exit_code, xid, lived_s)
+
+
+def _signal_of(exit_code: int) -> signal.Signals | None:
+    """The signal behind an exit code, also where a shell or a handler turned it into 128 + n."""
+    number = -exit_code if exit_code < 0 else exit_code - 128
+    try:
+        found = signal.Signals(number)
+    except ValueError:
+        return None
+    is_usual = found in (*_CRASHES, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    return found if exit_code < 0 or is_usual else None
+
+
+def _read_signal(rank: RankEvidence, number: signal.Signals, oom_lines: Mapping[int, str]) -> RankFact:
+    if number is signal.SIGKILL and (rank.oom_killed or rank.pid in oom_lines):
+        line = oom_lines.get(rank.pid, "the memory cgroup's oom_kill counter rose")
+        return RankFact(
+            evidence=rank,
+            fault_class="host_out_of_memory",
+            phrase="was killed by the kernel for memory (SIGKILL)",
+            message="oom kill",
+            lines=(line,),
+        )
+    if number in _CRASHES:
+        return _read_crash(rank, number)
+    return RankFact(
+        evidence=rank,
+        fault_class="killed_outside",
+        phrase=f"was killed by {number.name} from outside",
+        message=number.name,
+        lines=(f"exit code {rank.exit_code} ({number.name}), no sign of an out-of-memory kill, not sent by midwatch",),
+    )
+
+
+def _read_crash(rank: RankEvidence, number: signal.Signals) -> RankFact:
+    victim = texts.communication_line(rank.stderr_tail) if number is signal.SIGABRT else ""
+    if victim:
+        return RankFact(
+            evidence=rank,
+            fault_class="peers_lost",
+            phrase="was aborted by the communication watchdog",
+            message="watchdog",
+            lines=(victim,),
+        )
+    fatal = texts.find_fatal(rank.stderr_tail)
+    frame = frames.user_frame(fatal.frames) if fatal else None
+    at = f" in {frame.function} ({frames.basename(frame.file)}:{frame.line})" if frame else ""
+    lines = [f"exit code {rank.exit_code} ({number.name})"]
+    if fatal:
+        lines.insert(0, f"Fatal Python error: {fatal.what}{at}")
+    lines.extend(() if fatal else texts.last_lines(rank.stderr_tail))
+    if number is signal.SIGBUS:
+        lines.append("SIGBUS is often a full /dev/shm or a truncated mapped file")
+    return RankFact(
+        evidence=rank,
+        fault_class="native_crash",
+        phrase=f"crashed with {number.name}{at}",
+        message=number.name,
+        frame=frame,
+        lines=tuple(lines),
+    )
+
+
+def _read_exit(rank: RankEvidence, code: int, xid: str, lived_s: float | None) -> RankFact:
+    raised = texts.raised_from_error_file(rank.error_file) if rank.error_file else None
+    if raised is None and code not in _STARTUP_CODES[1:]:
+        raised = texts.find_raised(rank.stderr_tail)
+    if raised is not None and (code == 1 or rank.error_file):
+        return read_raised(rank, raised, xid)
+    startup = texts.startup_line(rank.stderr_tail)
+    is_early = rank.step is None and (lived_s is None or lived_s < STARTUP_LIFE_S)
+    if is_early and (code in _STARTUP_CODES or (startup and "No module named" in startup)):
+        return RankFact(
+            evidence=rank,
+            fault_class="startup_error",
+            phrase=f"exited with code {code} before it began",
+            message=startup or f"exit {code}",
+            lines=(startup or f"exit code {code}",),
+            confidence="certain" if startup else "likely",
+        )
+    victim = texts.communication_line(rank.stderr_tail)
+    if victim and raised is None and code == 1:
+        return RankFact(
+            evidence=rank, fault_class="peers_lost", phrase="lost its peers", message="lost peers", lines=(victim,)
+        )
+    return RankFact(
+        evidence=rank,
+        fault_class="explicit_exit",
+        phrase=f"exited with code {code}",
+        message=f"exit {code}",
+        frame=frames.user_frame(raised.frames) if raised else None,
+        lines=(f"exit code {code}", *texts.last_lines(rank.stderr_tail, 1)),
+    )
+
+
+def read_raised(rank: RankEvidence, raised: texts.Raised, xid: str = "") -> RankFact:
+    """A rank that ended, or is about to end, by an uncaught exception."""
+    fault_class = texts.classify_raised(raised)
+    frame = frames.user_frame(raised.frames)
+    at = f" in {frame.function} ({frames.basename(frame.file)}:{frame.line})" if frame else ""
+    verb = "lost its peers" if fault_class == "peers_lost" else f"raised {raised.line}{at}"
+    lines = [raised.line]
+    if at:
+        lines.append(f"raised{at}")
+    if xid and fault_class == "gpu_error":
+        lines.insert(0, xid)
+    return RankFact(
+        evidence=rank,
+        fault_class=fault_class,
+        phrase=verb,
+        message=f"{raised.short_type}: {raised.message}",
+        frame=frame,
+        lines=tuple(lines),
+    )
+
+
+def _read_alive(rank: RankEvidence) -> RankFact:
+    """Alive: innocent by itself, unless its log ends with a traceback. Then it is on its way out."""
+    raised = texts.find_raised(rank.stderr_tail) if texts.ends_uncaught(rank.stderr_tail) else None
+    if raised is not None:
+        fact = read_raised(rank, raised)
+        return msgspec.structs.replace(fact, confidence="likely")
+    return RankFact(evidence=rank, fault_class="no_fault", phrase="is alive")

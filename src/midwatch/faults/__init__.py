@@ -2,8 +2,8 @@
 
     verdict = judge(evidence)
 
-The stages are kept apart: ``read`` (each rank's own facts), ``locate`` and ``hang`` (whose fault), ``fingerprint`` (the same
-failure again?), ``grade`` (how wide, what to do). ``classes.toml`` is the only list of fault classes.
+The stages are kept apart: ``read`` (each rank's own facts), ``locate`` and ``hang`` (whose fault), ``fingerprint`` (the
+same failure again?), ``grade`` (how wide, what to do). ``classes.toml`` is the only list of fault classes.
 """
 
 from midwatch.faults.fingerprint import fingerprint

@@ -13,7 +13,7 @@ from typing import Literal
 from midwatch.faults.types import Frame, RankEvidence
 
 Place = Literal["collective", "gate", "backward", "user", "ended", "unknown"]
-"""Where a rank is. ``backward`` is autograd's C++ engine: DDP waits for its all-reduce in there, but it computes there, too."""
+"""Where a rank is. ``backward`` is autograd's C++ engine: DDP waits for its all-reduce there, and computes there."""
 
 BUSY_SHARE = 0.2
 """CPU seconds per second from which a process is taken to do something (an idle wait measures below 0.02)."""
@@ -79,7 +79,7 @@ def place_of(rank: RankEvidence, window_s: float) -> Place:
     """Where a rank is, by its newest sample; one that changed its mind between samples is not waiting."""
     if rank.exit_code is not None or rank.proc_state in ("Z", "X"):
         return "ended"
-    places = [place_of_stack(stack) for stack in rank.stacks if stack]
+    places: list[Place] = [place_of_stack(stack) for stack in rank.stacks if stack]
     if not places:
         return "unknown"
     if places[-1] == "backward":
@@ -93,7 +93,7 @@ def is_busy(rank: RankEvidence, window_s: float) -> bool:
 
 
 def where(stack: Sequence[Frame]) -> str:
-    """``function (file.py:12)`` of the user's innermost frame, or of the innermost one at all; empty without a stack."""
+    """``function (file.py:12)`` of the user's innermost frame, else of the innermost one; empty without a stack."""
     frame = user_frame(stack) or (stack[0] if stack else None)
     return f"{frame.function} ({basename(frame.file)}:{frame.line})" if frame else ""
 

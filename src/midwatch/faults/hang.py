@@ -1,4 +1,7 @@
-"""Stage two for the living: who do the others wait for? Silence alone cannot tell, for a victim falls silent in the same step."""
+"""Stage two for the living: who do the others wait for?
+
+Silence alone cannot tell, for a victim falls silent in the same step as the culprit.
+"""
 
 from __future__ import annotations
 
@@ -96,10 +99,12 @@ def _moving(evidence: Evidence, alive: Sequence[Living]) -> str:
         if one.rank.steps_advanced or (was is not None and one.rank.step is not None and one.rank.step > was):
             return f"rank {one.rank.rank} went on to step {one.rank.step}"
     if evidence.extensions == 0:
-        # A rank that spins in a collective burns CPU, too (NCCL polls), so only those outside count.
-        for one in suspects:
+        # A rank that spins in a collective burns CPU, too (NCCL polls), so only those outside count. Not only suspects:
+        # the ones past their deadline may be the victims of one that evaluates.
+        for one in alive:
             if not one.is_waiting and frames.is_busy(one.rank, evidence.window_s):
-                return f"rank {one.rank.rank} is busy{_stack_text(one)}: {one.rank.cpu_delta_s:.2f} CPU seconds in {evidence.window_s:g} s"
+                used = f"{one.rank.cpu_delta_s:.2f} CPU seconds in {evidence.window_s:g} s"
+                return f"rank {one.rank.rank} is busy{_stack_text(one)}: {used}"
     return ""
 
 
@@ -130,7 +135,7 @@ def _outside(alive: Sequence[Living], outside: Sequence[Living]) -> Located:
 
 
 def _everywhere(evidence: Evidence, alive: Sequence[Living]) -> Located:
-    """All wait, or nothing can be seen: if one is a step behind it never came; else the network or the code is to blame."""
+    """All wait, or nothing can be seen: one a step behind never came; else the network or the code is to blame."""
     behind = [one for one in alive if _behind(one, alive)]
     if behind and len(behind) < len(alive):
         suspects = share([one.rank for one in behind], ("a step behind its peers",))

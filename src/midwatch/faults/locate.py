@@ -197,7 +197,7 @@ def _left_early(evidence: Evidence, early: Sequence[RankFact], victims: Sequence
     return _with_victims(located, hurt)
 
 
-# --- only victims are dead ---------------------------------------------------------------------------------------------
+# --- only victims are dead -------------------------------------------------------------------------------------------
 
 
 def _among_the_living(evidence: Evidence, victims: Sequence[RankFact]) -> Located:

@@ -1,4 +1,4 @@
-"""The mapping table, read once at import: fault class -> scope, grade, action, budget. Nothing else lists the classes."""
+"""The mapping table, read once at import: fault class -> scope, grade, action, budget. The only list of classes."""
 
 from __future__ import annotations
 

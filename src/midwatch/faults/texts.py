@@ -1,4 +1,4 @@
-"""What a log tail says: the last uncaught exception, a fatal signal's stack, the wordings of the communication libraries.
+"""What a log tail says: the last uncaught exception, a fatal signal's stack, a communication library's words.
 
 Log lines are foreign text: matched, cut to length and quoted, never formatted with.
 """
@@ -71,8 +71,8 @@ def plain(lines: Iterable[str]) -> list[str]:
 def find_raised(lines: Sequence[str]) -> Raised | None:
     """The exception that ended the process.
 
-    In a chain the last one is what the author wanted to say, unless communication is part of it: a failed clean-up after
-    an error of our own (error first) and a wrapper around a lost peer (peer first) are both told by the first.
+    In a chain the last one is what the author wanted to say, unless communication is part of it: a failed clean-up
+    after an error of its own (error first) and a wrapper around a lost peer (peer first) are both told by the first.
     """
     text = plain(lines)
     found = _all_raised(text)
@@ -149,7 +149,7 @@ def ends_uncaught(lines: Sequence[str]) -> bool:
 
 
 def raised_from_error_file(content: dict[str, Any]) -> Raised | None:
-    """The exception in a torchelastic error file: ``{"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}``."""
+    """Of a torchelastic error file: ``{"message": {"message": .., "extraInfo": {"py_callstack": ..}}}``."""
     message = content.get("message")
     if isinstance(message, dict):
         info = message.get("extraInfo")

@@ -1,4 +1,4 @@
-"""``judge``: the stages in a row. Pure: the same evidence gives the same verdict, today and from the incident's bundle."""
+"""``judge``: the stages in a row. Pure: the same evidence gives the same verdict, now and from its bundle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decision core: events in, instructions out. No clock, no I/O, no network: what happened always decides what is next.
+"""The decision core: events in, instructions out. No clock, no I/O, no network.
 
     supervisor.handle(event) -> list[Instruction]
 

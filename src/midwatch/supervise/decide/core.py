@@ -151,10 +151,13 @@ class Core:
 
     def take_due(self) -> list[Timer]:
         """Remove and return the timers that are due, earliest first."""
-        due = sorted((at, timer) for timer, at in self.timers.items() if at <= self.now_ns)
-        for _, timer in due:
+        due: list[Timer] = sorted((t for t, at in self.timers.items() if at <= self.now_ns), key=self._due_order)
+        for timer in due:
             del self.timers[timer]
-        return [timer for _, timer in due]
+        return due
+
+    def _due_order(self, timer: Timer) -> tuple[int, str]:
+        return self.timers[timer], timer
 
     # --- questions ---------------------------------------------------------------------------------------------
 

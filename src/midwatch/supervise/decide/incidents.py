@@ -17,7 +17,7 @@ from midwatch.supervise.messages import EvidenceGathered, GatherEvidence, RankSu
 EVIDENCE_TIMEOUT_S = 20.0
 """Slots, /proc, py-spy (0.1 s a process), log tails, run in parallel on all nodes; agents cap themselves at 10-15 s."""
 SECOND_LOOK_S = 1.0
-"""When only victims are to be seen, the culprit's own end is usually on its way: an exception takes a moment to unwind."""
+"""When only victims are to be seen, the culprit's own end is usually on its way: exceptions take a moment to unwind."""
 
 
 def open_incident(

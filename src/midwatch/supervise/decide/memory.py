@@ -1,10 +1,11 @@
 """What a run remembers across attempts: how far it ever got, what failed since, how often it was restarted.
 
-Two kinds of progress. Attached ranks report steps: only ground never reached before counts, so a crash loop that replays
-the same ten steps gains nothing by them. An unattached script reports none, so the length of its life stands in: an
-attempt that outlived both ``SHORT_LIFE_S`` and half of the longest one in the current series of failures is taken to have
-got somewhere, and its failure starts a new series. (A resumed attempt that dies of the same cause at the same place dies
-*sooner* than the first one did.) Lifetime never refills the restart budget; only steps and verified checkpoints do.
+Two kinds of progress. Attached ranks report steps: only ground never reached before counts, so a crash loop that
+replays the same ten steps gains nothing by them. An unattached script reports none, so the length of its life stands
+in: an attempt that outlived both ``SHORT_LIFE_S`` and half of the longest one in the current series of failures is
+taken to have got somewhere, and its failure starts a new series. (A resumed attempt that dies of the same cause at the
+same place dies *sooner* than the first one did.) Lifetime never refills the restart budget; only steps and verified
+checkpoints do.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from midwatch.supervise.decide.model import Outcome, StopWish
 from midwatch.supervise.messages import AskToSaveAndExit, RanksGone, StopRanks, StopRequested
 
 SWEEP_S = 60.0
-"""Beyond the grace, for SIGKILL and the sweep of everything tagged: a node that needs longer is wedged in the kernel."""
+"""Beyond the grace, for SIGKILL and the sweep of what is tagged; a node that needs longer is wedged in the kernel."""
 
 
 def begin(core: Core, *, grace_s: float, reason: str) -> None:
@@ -137,7 +137,8 @@ def stop_requested(core: Core, event: StopRequested) -> None:
 def leave(core: Core) -> None:
     """Ask attached ranks to save; a script that does not listen gets its SIGTERM at once, with the same long grace."""
     attempt, stop = core.attempt, core.stop
-    assert attempt is not None and stop is not None
+    assert attempt is not None
+    assert stop is not None
     core.cause = stop.cause
     core.watching = None
     core.disarm("settle", "recheck", "alive")

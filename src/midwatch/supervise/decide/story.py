@@ -25,10 +25,11 @@ class Chapter(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         told = f" => {', '.join(self.instructions)}" if self.instructions else ""
         note = f" ({self.note})" if self.note else ""
-        return f"#{self.number} {self.now_ns / 1e9:.3f} s {self.event} [{self.cause}] {' -> '.join(self.states)}{told}{note}"
+        states = " -> ".join(self.states)
+        return f"#{self.number} {self.now_ns / 1e9:.3f} s {self.event} [{self.cause}] {states}{told}{note}"
 
 
-class InvalidTransition(RuntimeError):
+class InvalidTransition(RuntimeError):  # noqa: N818  It says what was invalid; callers let it pass.
     """The core tried a step its own table forbids: a bug of ours. ``story`` says how it came to it."""
 
     def __init__(self, start: State, end: State, story: tuple[Chapter, ...]) -> None:

@@ -140,6 +140,14 @@ def test_text_names_an_unknown_key() -> None:
             assert word in keys or is_room or is_event, f"{_id(page)} speaks of {word}"
 
 
+def test_fault_class_nobody_explains() -> None:
+    classes = tomllib.loads((ROOT / "src" / "midwatch" / "faults" / "classes.toml").read_text())
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.+?) \| (G\d) \| (\w+) \|", (DOCS / "reference" / "fault-classes.md").read_text(), re.M
+    )
+    assert rows == [(name, row["title"], row["grade"], row.get("action", "restart")) for name, row in classes.items()]
+
+
 def test_changelog_and_package_disagree() -> None:
     versions = re.findall(r"^## \[(\d[^\]]*)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert versions[0] == midwatch.__version__

@@ -7,15 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Checkpointer", "Identity", "ResumePoint"]
+__all__ = ["Checkpointer", "ControlGroup", "Identity", "ResumePoint", "VerifyingReader", "raise_remote"]
 
 if TYPE_CHECKING:
-    from midwatch.checkpoint.checkpointer import Checkpointer, Identity, ResumePoint
+    from midwatch.checkpoint.checkpointer import Checkpointer
+    from midwatch.checkpoint.group import ControlGroup
+    from midwatch.checkpoint.identity import Identity
+    from midwatch.checkpoint.load import VerifyingReader
+    from midwatch.checkpoint.resume import ResumePoint, raise_remote
 
 _HOMES = {
     "Checkpointer": "midwatch.checkpoint.checkpointer",
-    "Identity": "midwatch.checkpoint.checkpointer",
-    "ResumePoint": "midwatch.checkpoint.checkpointer",
+    "ControlGroup": "midwatch.checkpoint.group",
+    "Identity": "midwatch.checkpoint.identity",
+    "ResumePoint": "midwatch.checkpoint.resume",
+    "VerifyingReader": "midwatch.checkpoint.load",
+    "raise_remote": "midwatch.checkpoint.resume",
 }
 
 

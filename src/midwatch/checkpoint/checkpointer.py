@@ -39,8 +39,6 @@ from midwatch.checkpoint.tracked import Tracked
 from midwatch.config import CheckpointConfig
 from midwatch.core import CheckpointError, MidwatchError, NullRecorder, Recorder
 
-__all__ = ["Checkpointer", "Identity", "ResumePoint"]
-
 _log = logging.getLogger(__name__)
 
 

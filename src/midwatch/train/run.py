@@ -1,0 +1,308 @@
+"""``Run``: the five lines of a training script.
+
+Example::
+
+    run = midwatch.attach("midwatch.toml")
+    run.track(model=model, optimizer=opt, scheduler=sched, data=loader)
+    start = run.resume()
+    for step in run.steps(start, total_steps):
+        ...
+        run.log(loss=loss)
+
+Works with a supervisor (``midwatch run``), under torchrun and on a laptop.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from midwatch.checkpoint import Checkpointer, ResumePoint
+from midwatch.config import Config, RankEnv, read_rank_env, resolve_paths
+from midwatch.core import CheckpointError, SuperviseError
+from midwatch.core.codes import EXIT_FAILED, EXIT_REQUEUE
+from midwatch.pulse import Flag, NullPulse, PulseWriter, writer_from_env
+from midwatch.train.metrics import MetricLog
+from midwatch.train.session import Session, open_session
+from midwatch.train.settings import load_settings
+from midwatch.train.signals import Signals
+
+CRASH_FLUSH_S = 10.0
+"""After an unhandled exception: lets a save that is being written get durable, without hiding the crash for long."""
+
+GATE_PAUSE_S = 0.01
+"""Between two looks at the go flag: adds nothing one could feel to a start, and is no load."""
+
+
+def attach(config: str | Path | Mapping[str, Any] | None = None, *, params: Mapping[str, Any] | None = None) -> Run:
+    """Connect this rank to its run; the first of the five lines.
+
+    Args:
+        config: A TOML or JSON file, a nested dict, or nothing for the defaults (run folder ``midwatch-run``).
+        params: The script's own hyper-parameters; with the ``[train]`` table they make the config hash.
+
+    Raises:
+        ConfigError: CF101 to CF106.
+        StorageError: ST102, ST104 the supervisor's slot file cannot be used.
+    """
+    env = read_rank_env()
+    return Run(load_settings(config, env), env, params or {}, writer_from_env())
+
+
+class Run:
+    """One rank of one attempt. Made by ``attach``; use it from the training thread, on every rank alike."""
+
+    def __init__(self, config: Config, env: RankEnv, params: Mapping[str, Any], pulse: PulseWriter | NullPulse) -> None:
+        self.config = config
+        self.resumed: ResumePoint | None = None
+        """What ``resume`` found; None on a fresh start."""
+        self._env = env
+        self._params = dict(params)
+        self._paths = resolve_paths(config, env)
+        self._pulse = pulse
+        self._tracked: dict[str, Any] = {}
+        self._opened: tuple[Session, Checkpointer, MetricLog, Signals] | None = None
+        self._step: int | None = None
+        self._began = 0.0
+        self._saved_step: int | None = None
+        self._is_closed = False
+        self._requests = Flag(0)
+        pulse.begin(os.getpid(), env.attempt)
+        atexit.register(self._at_exit)
+
+    # --- the five lines -------------------------------------------------------------------------------------------
+
+    def track(
+        self,
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        data: Any = None,
+        **extra: Any,
+    ) -> None:
+        """Say what belongs to the run's state; random generators always do.
+
+        Wrap the model first (DDP, ``fully_shard``, ``torch.compile``), and call this before the first step.
+
+        Args:
+            data: The loader, or whatever knows the position in the data; saved for each rank.
+            extra: Anything else with ``state_dict`` and ``load_state_dict``: ``ema=ema_model``.
+
+        Raises:
+            CheckpointError: CK305 for an object without state.
+        """
+        given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "data": data}
+        self._tracked.update({name: value for name, value in {**given, **extra}.items() if value is not None})
+        if self._opened is not None:
+            self._checkpointer.track(**self._tracked)
+
+    def resume(self, mode: Literal["auto", "must", "never"] = "auto", path: str | Path | None = None) -> int:
+        """Load the newest verified checkpoint into what is tracked, and return the next step (0 on a fresh start).
+
+        A damaged checkpoint is quarantined, said so in the ledger, and the next older one is taken. When the number of
+        ranks changed, rank r takes data position and extras of old rank ``r % old_world_size`` and random generators of
+        the old rank r where there was one (``resume.world_changed`` in the ledger).
+
+        Args:
+            mode: ``auto`` starts fresh when there are no checkpoints, ``must`` refuses to, ``never`` always does.
+            path: This checkpoint and no other; may belong to another run.
+
+        Collective: yes; after ``init_process_group``.
+
+        Raises:
+            CheckpointError: CK201, CK202, CK203, CK204, CK205, CK206; with ``path`` also what is wrong with it.
+        """
+        session, checkpointer, _, _ = self._open()
+        point = checkpointer.resume(mode, path)
+        self.resumed = point
+        mine = session.identity.config_hash
+        if point is None:
+            line = f"fresh start, config {mine}"
+            session.recorder.record("run.started_fresh", config_hash=mine)
+        else:
+            digest = point.digest[:16]
+            line = f"resumed from step {point.step}, config {mine} "
+            line += f"(checkpoint {point.name}, digest {digest}, tier {point.tier})"
+            self._record_resume(session, point)
+        print(f"[midwatch rank {session.identity.rank}] {line}", flush=True)
+        self._pulse.resumed(point.step if point else None, point.digest[:16] if point else "", mine)
+        return point.step + 1 if point else 0
+
+    def steps(self, start: int, total: int) -> Iterator[int]:
+        """The training loop: yields the step numbers from ``start`` to ``total - 1``.
+
+        Between two steps it beats, reports what became of saves, saves when one is due (after step N for every N > 0
+        that is a multiple of ``checkpoint.interval``, after the last step, and on request), and leaves when a stop was
+        asked for. Stop and save requests take effect on all ranks after the same step, at most two boundaries later.
+        The final save is verified before the loop ends.
+
+        Raises:
+            SystemExit: 75 after a stop request, with the state saved and verified; 1 when the attempt was called off.
+            CheckpointError: CK301, CK302 when background saves keep failing, or the last one did.
+            SuperviseError: SV108 when the supervisor does not give the go within ``watch.resume_timeout_s``.
+        """
+        session, _, _, signals = self._open()
+        self._await_go()
+        if session.journal is not None:
+            session.journal.begin(session.identity.attempt, start)
+        for step in range(start, total):
+            self._step, self._began = step, time.perf_counter()
+            self._pulse.beat(step)
+            yield step
+            self._after(step, is_first=step == start, is_last=step == total - 1)
+        signals.finish()
+        self._settle()
+        session.recorder.record("run.finished", step=total - 1)
+        self._pulse.finished()
+
+    def log(self, **values: Any) -> None:
+        """Keep this step's numbers; rank 0's go to the metrics journal every ``run.log_every`` steps.
+
+        ``loss`` is also written into the next checkpoint's manifest. Tensors on a device are not waited for here.
+
+        Raises:
+            TypeError: For anything but numbers, one-element tensors and text.
+        """
+        step_s = time.perf_counter() - self._began if self._step is not None else None
+        self._open()[2].add(self._step, step_s, values)
+
+    # --- more -----------------------------------------------------------------------------------------------------
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Name long work that is not a step (``eval``, ``compile``, ``custom:NAME``), so that it does not look hung."""
+        return self._pulse.phase(name)
+
+    def save_now(self) -> None:
+        """Ask for a save; any one rank may. It happens on all ranks after the same step, within two steps."""
+        self._ask(Flag.SAVE)
+
+    def request_stop(self) -> None:
+        """Ask for a save and an orderly exit with code 75; any one rank may, also from a signal handler."""
+        self._ask(Flag.STOP)
+
+    def close(self) -> None:
+        """Flush everything: saves in flight, metrics, ledger. Happens by itself at exit; a second call does nothing.
+
+        Blocking: until the saves in flight are verified, at most twice ``checkpoint.commit_timeout_s``.
+        """
+        self._close(2 * self.config.checkpoint.commit_timeout_s)
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _checkpointer(self) -> Checkpointer:
+        return self._open()[1]
+
+    def _open(self) -> tuple[Session, Checkpointer, MetricLog, Signals]:
+        """Settle identity and open the books at first use: by then the script has made its process group."""
+        if self._opened is not None:
+            return self._opened
+        session = open_session(self.config, self._env, self._paths, self._params)
+        settings = self.config.checkpoint
+        checkpointer = Checkpointer(
+            self._paths.run_dir, settings, identity=session.identity, recorder=session.recorder, pulse=self._pulse
+        )
+        checkpointer.group = session.group
+        checkpointer.track(**self._tracked)
+        metrics = MetricLog(session.journal, self.config.run.log_every)
+        signals = Signals(session.group, self._pulse.flags, self._pulse.phase)
+        signals.ask(self._requests)
+        self._opened = (session, checkpointer, metrics, signals)
+        return self._opened
+
+    def _ask(self, flag: Flag) -> None:
+        if self._opened is None:
+            self._requests |= flag
+        else:
+            self._opened[3].ask(flag)
+
+    def _record_resume(self, session: Session, point: ResumePoint) -> None:
+        mine = session.identity.config_hash
+        session.recorder.record(
+            "run.resumed",
+            step=point.step,
+            name=point.name,
+            digest=point.digest,
+            tier=point.tier,
+            config_hash=mine,
+            rejected=[list(item) for item in point.rejected],
+        )
+        if point.config_hash and point.config_hash != mine:
+            session.recorder.record(
+                "resume.config_changed", step=point.step, config_hash=mine, config_hash_before=point.config_hash
+            )
+
+    def _await_go(self) -> None:
+        """Supervised: no rank trains before all have proven that they resumed from the same point."""
+        if not self._env.is_gated or isinstance(self._pulse, NullPulse):
+            return
+        limit_s = self.config.watch.resume_timeout_s
+        deadline = time.monotonic() + limit_s
+        while not (flags := self._pulse.flags()) & Flag.GO:
+            if flags & Flag.ABORT:
+                self._leave(EXIT_FAILED, CRASH_FLUSH_S)
+            if flags & Flag.STOP:
+                self._leave(EXIT_REQUEUE, CRASH_FLUSH_S)
+            if time.monotonic() > deadline:
+                message = f"rank {self._env.rank}: no go from the supervisor within {limit_s:.0f} s of resuming"
+                raise SuperviseError("SV108", message)
+            time.sleep(GATE_PAUSE_S)
+
+    def _after(self, step: int, *, is_first: bool, is_last: bool) -> None:
+        session, checkpointer, metrics, signals = self._open()
+        if self._pulse.flags() & Flag.ABORT:
+            session.recorder.record("run.aborted", step=step)
+            self._leave(EXIT_FAILED, CRASH_FLUSH_S)
+        checkpointer.poll()
+        asked = signals.at_boundary()
+        is_due = step > 0 and step % self.config.checkpoint.interval == 0
+        if is_due or is_last or asked & (Flag.STOP | Flag.SAVE):
+            numbers = metrics.latest()
+            checkpointer.save(step, loss=numbers.get("loss"), metrics=numbers)
+            self._saved_step = step
+        elif is_first:
+            checkpointer.prewarm()
+        if asked & Flag.STOP and not is_last:
+            signals.finish()
+            self._settle()
+            session.recorder.record("run.stopped", step=step)
+            self._leave(EXIT_REQUEUE, self.config.checkpoint.commit_timeout_s)
+
+    def _settle(self) -> None:
+        """Wait until the last save is verified; training ends well only with its result safe."""
+        _, checkpointer, metrics, _ = self._open()
+        metrics.flush()
+        with self.phase("checkpoint_save"):
+            checkpointer.wait(2 * self.config.checkpoint.commit_timeout_s)
+        failure = checkpointer.last_failure
+        if failure is not None and failure.step == self._saved_step:
+            raise CheckpointError("CK301", f"the last save failed: {failure.message}", cause=failure.error_code)
+
+    def _leave(self, exit_code: int, flush_s: float) -> NoReturn:
+        self._close(flush_s)
+        raise SystemExit(exit_code)
+
+    def _at_exit(self) -> None:
+        # Set by the interpreter when an exception is about to end the process.
+        is_crash = getattr(sys, "last_value", None) is not None
+        self._close(CRASH_FLUSH_S if is_crash else 2 * self.config.checkpoint.commit_timeout_s)
+
+    def _close(self, flush_s: float) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        atexit.unregister(self._at_exit)
+        if self._opened is not None:
+            session, checkpointer, metrics, _ = self._opened
+            checkpointer.close(flush_s)
+            metrics.close()
+            session.close()
+        self._pulse.close()

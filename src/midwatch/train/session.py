@@ -1,0 +1,123 @@
+"""Who this rank is and where it writes: settled once, by all ranks together, before the first checkpoint is touched."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch.distributed as dist
+
+from midwatch.audit import Journal, Ledger, collect_provenance, config_hash, ensure_run
+from midwatch.checkpoint import ControlGroup, Identity, raise_remote
+from midwatch.checkpoint.format import committed_names
+from midwatch.config import Config, RankEnv, RunPaths
+from midwatch.core import MidwatchError, NullRecorder, Recorder, StorageError, attempt_name
+from midwatch.storage import Fence, as_storage_error, claim_attempt
+
+_log = logging.getLogger(__name__)
+
+
+class _Books:
+    """A recorder over the ledger that a full disk cannot turn against training; a newer attempt's claim still can."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._lost = 0
+
+    @property
+    def head(self) -> str:
+        return self._ledger.head
+
+    def record(self, event: str, *, step: int | None = None, cause: str = "", **data: Any) -> None:
+        try:
+            self._ledger.record(event, step=step, cause=cause, **data)
+        except StorageError as error:
+            self._lost += 1
+            if self._lost == 1:
+                _log.warning("ledger line lost: %s", error.message)
+
+    def close(self) -> None:
+        self._ledger.close()
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """The settled facts, and rank 0's books (the other ranks keep none)."""
+
+    identity: Identity
+    group: Any
+    recorder: Any
+    journal: Any = None
+
+    def close(self) -> None:
+        """Release rank 0's ledger."""
+        if isinstance(self.recorder, _Books):
+            self.recorder.close()
+
+
+def open_session(config: Config, env: RankEnv, paths: RunPaths, params: Mapping[str, Any]) -> Session:
+    """Agree on run and attempt, then open rank 0's ledger and journal.
+
+    Without a supervisor rank 0 claims the next attempt itself, which shuts out whatever process of an older attempt may
+    still be alive.
+
+    Collective: yes, all ranks.
+
+    Raises:
+        CheckpointError: CK205 before ``init_process_group``; FencedError CK401 when a newer attempt holds the run.
+        StorageError: ST102, ST103 the run folder cannot be used.
+    """
+    rank, world_size = _place(env)
+    group = ControlGroup(rank, world_size)
+    facts = group.broadcast(_settle(config, env, paths) if rank == 0 else None)
+    raise_remote(facts)
+    nodes = group.gather({"node": env.node})
+    provenance = collect_provenance(params, config.train) if rank == 0 else None
+    identity = Identity(
+        run=facts["run"],
+        attempt=facts["attempt"],
+        rank=rank,
+        world_size=world_size,
+        config_hash=config_hash(params, config.train),
+        code_hash=provenance.code_hash if provenance else "",
+        tag=env.tag,
+        node_ranks=tuple(r for r, answer in enumerate(nodes) if answer["node"] == env.node),
+    )
+    if rank != 0:
+        return Session(identity=identity, group=group, recorder=NullRecorder())
+    recorder = _open_ledger(paths, identity, env.node)
+    if provenance is not None:
+        recorder.record("run.attached", world_size=world_size, **msgspec.to_builtins(provenance))
+    journal = Journal(paths.metrics_dir / f"{attempt_name(identity.attempt)}.jsonl")
+    return Session(identity=identity, group=group, recorder=recorder, journal=journal)
+
+
+def _place(env: RankEnv) -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return env.rank, env.world_size
+
+
+def _settle(config: Config, env: RankEnv, paths: RunPaths) -> dict[str, Any]:
+    """Rank 0's part; errors travel as messages, so that no rank waits for one that gave up."""
+    try:
+        run = ensure_run(paths.run_dir, name=config.run.name, run=env.run).run
+        attempt = env.attempt
+        if attempt == 0:
+            names = committed_names(paths.checkpoint_dir)
+            attempt = claim_attempt(paths.run_dir, run=run, inventory=names)
+        Fence(paths.run_dir, attempt).check()
+    except MidwatchError as error:
+        return {"error": error.as_dict()}
+    except OSError as error:
+        return {"error": as_storage_error(error, f"opening {paths.run_dir}").as_dict()}
+    return {"run": run, "attempt": attempt}
+
+
+def _open_ledger(paths: RunPaths, identity: Identity, node: str) -> Recorder:
+    path: Path = paths.ledger_dir / f"{attempt_name(identity.attempt)}-r{identity.rank:05d}.jsonl"
+    fence = Fence(paths.run_dir, identity.attempt).check
+    ledger = Ledger(path, run=identity.run, attempt=identity.attempt, node=node, rank=identity.rank, fence=fence)
+    return _Books(ledger)

@@ -1,0 +1,71 @@
+"""Stop and save requests, acted on by all ranks at the same step.
+
+A request reaches ranks at different moments (agents write flags, signal handlers run on one rank). So at every step
+boundary the ranks begin to take the maximum of what each has seen, and look at the result one boundary later, when it
+has long arrived: nobody waits, and everybody acts after the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from midwatch.checkpoint import ControlGroup
+from midwatch.pulse import Flag
+
+_ASKED = Flag.STOP | Flag.SAVE
+"""The requests that need agreement; ABORT does not (nothing is saved), nor does GO."""
+
+
+class Signals:
+    """One rank's view of the requests. ``at_boundary`` is collective, but waits only for the boundary before."""
+
+    def __init__(
+        self,
+        group: ControlGroup,
+        read: Callable[[], Flag],
+        waiting: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        self._group = group
+        self._read = read
+        self._waiting = waiting
+        self._own = Flag(0)
+        self._flight: tuple[Any, torch.Tensor] | None = None
+        self._seen = Flag(0)
+
+    def ask(self, flag: Flag) -> None:
+        """Make a request of this process's own; safe in a signal handler."""
+        self._own |= flag
+
+    def at_boundary(self) -> Flag:
+        """The requests to act on after this step, the same on every rank; each is reported once."""
+        agreed = self._land()
+        seen = self._read() & _ASKED
+        # The agent's flags stay up until it takes them down: a request is made when one goes up, not while it is up.
+        mine = (seen & ~self._seen) | self._own
+        self._seen, self._own = seen, Flag(0)
+        if self._group.world_size == 1:
+            return mine
+        box = torch.tensor([int(bool(mine & flag)) for flag in _ASKED], dtype=torch.int64)
+        self._flight = (self._group.start_max(box), box)
+        return agreed
+
+    def finish(self) -> None:
+        """Wait for what is on its way, so that no rank leaves a collective the others are in."""
+        self._land()
+
+    def _land(self) -> Flag:
+        if self._flight is None:
+            return Flag(0)
+        handle, box = self._flight
+        self._flight = None
+        if handle.is_completed():
+            handle.wait()
+        else:
+            # Only a rank that is a whole step behind keeps us here: say what we wait in, for whoever looks.
+            with self._waiting("collective"):
+                handle.wait()
+        return Flag(sum(flag for flag, raised in zip(_ASKED, box.tolist(), strict=True) if raised))

@@ -1,0 +1,139 @@
+"""``midwatch run``: the command line of the launcher."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import click
+import msgspec
+
+from midwatch.config import inherited_environment, is_secret_name, load_config
+from midwatch.core.codes import CODES
+from midwatch.supervise.launcher import Result, launch
+from midwatch.supervise.prepare import LOOPBACK, LaunchRequest, Plan, plan
+from midwatch.supervise.spawn import rank_environment
+from midwatch.supervise.wire import StartRanks
+
+
+@click.command(
+    "run",
+    short_help="Run a training script under supervision.",
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+)
+@click.option("--nproc-per-node", "nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks here.")
+@click.option(
+    "--nnodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes; each runs this command."
+)
+@click.option("--run-dir", help="The run folder, shared by all nodes. Default: run.dir of the configuration.")
+@click.option("--config", "config_file", type=click.Path(), help="TOML file; the ranks get the result, too.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key; may be repeated.")
+@click.option("--max-restarts", type=click.IntRange(min=0), help="Restarts without progress in between.")
+@click.option("--node-name", default="", help="This node's name; must differ between nodes. Default: the host name.")
+@click.option("--bind", default=LOOPBACK, show_default=True, help="Listen here; other hosts need a reachable address.")
+@click.option("--tee", type=click.Choice(["all", "0", "none"]), default="0", show_default=True, help="Ranks to show.")
+@click.option("--dry-run", is_flag=True, help="Print what would be started, and do nothing.")
+@click.option("--json", "is_json", is_flag=True, help="Print how the run ended as JSON on stdout.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
+def command(
+    *,
+    nproc: int,
+    nnodes: int,
+    run_dir: str | None,
+    config_file: str | None,
+    overrides: Sequence[str],
+    max_restarts: int | None,
+    node_name: str,
+    bind: str,
+    tee: Literal["all", "0", "none"],
+    dry_run: bool,
+    is_json: bool,
+    words: Sequence[str],
+) -> None:
+    """Run COMMAND (train.py ..., -m module ..., python train.py ..., any program) as ranks under supervision.
+
+    A rank that dies, hangs or freezes is found, the culprit named, and all ranks are started again from the newest
+    verified checkpoint. Exit codes: 0 done, 1 failed or restart budget spent, 75 stopped on request (start again to
+    resume), 93 the same failure would come again, 2, 73, 76, 78 could not start.
+    """
+    settings = list(overrides)
+    settings += [f"run.dir={json.dumps(run_dir)}"] if run_dir is not None else []
+    settings += [f"restart.max_restarts={max_restarts}"] if max_restarts is not None else []
+    request = LaunchRequest(
+        command=tuple(words),
+        nproc=nproc,
+        nnodes=nnodes,
+        config=load_config(config_file, settings),
+        has_config=bool(config_file or overrides),
+        node_name=node_name,
+        bind=bind,
+    )
+    checked = plan(request)
+    if dry_run:
+        _show_plan(checked, is_json=is_json)
+        return
+    result = launch(checked, _say, tee=tee, out=2 if is_json else 1)
+    _show_result(checked, result, is_json=is_json)
+    sys.exit(result.exit_code)
+
+
+def _say(sentence: str, level: str) -> None:
+    color = {"error": "red", "warning": "yellow"}.get(level)
+    click.secho(f"[midwatch] {sentence}", err=True, fg=color)
+
+
+def _show_result(checked: Plan, result: Result, *, is_json: bool) -> None:
+    if is_json:
+        values = {**msgspec.to_builtins(result), "run_dir": str(checked.paths.run_dir)}
+        click.echo(json.dumps(values, default=str))
+    if not result.error:
+        _say(result.sentence, "info")
+        return
+    _say(f"[{result.error}] {result.sentence}", "error")
+    if result.error in CODES:
+        _say(f"-> {CODES[result.error].hint}", "info")
+
+
+def _show_plan(checked: Plan, *, is_json: bool) -> None:
+    environments = _environments(checked)
+    if is_json:
+        values = {"command": list(checked.command), "run_dir": str(checked.paths.run_dir), "ranks": environments}
+        click.echo(json.dumps(values))
+        return
+    click.echo(f"run folder: {checked.paths.run_dir}")
+    click.echo(f"command:    {shlex.join(checked.command)}")
+    for number, environment in enumerate(environments):
+        click.echo(f"\nlocal rank {number}:")
+        for name, value in sorted(environment.items()):
+            click.echo(f"  {name}={value}")
+
+
+def _environments(checked: Plan) -> list[dict[str, str]]:
+    """What would be added to each rank's environment, as far as it is known before all nodes have joined."""
+    from midwatch.supervise.prepare import agent_task
+
+    nproc, nnodes = checked.request.nproc, checked.request.nnodes
+    task = agent_task(checked, url="", token="", run="(new or from run.json)", address="", config_path=None)
+    start = StartRanks(
+        attempt=1,
+        world_size=nproc * nnodes,
+        ranks=tuple(range(nproc)),
+        group_rank=0,
+        group_world_size=nnodes,
+        master_addr=LOOPBACK,
+        master_port=0,
+        restart_count=0,
+        max_restarts=checked.request.config.restart.max_restarts,
+    )
+    base = inherited_environment()
+    paths: dict[str, Any] = {"pulse": "(in /dev/shm)", "error": "(in the run folder)"}
+    found: list[dict[str, str]] = []
+    for local_rank in range(nproc):
+        environment = rank_environment(base, task.setup, start, local_rank, paths)
+        environment["MASTER_PORT"] = "(a free one, new for each attempt)"
+        added = {name: value for name, value in environment.items() if base.get(name) != value}
+        found.append({name: value for name, value in added.items() if not is_secret_name(name)})
+    return found

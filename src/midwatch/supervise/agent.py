@@ -1,0 +1,238 @@
+"""The node agent: one per node, parent of the ranks, eyes and hands of the coordinator.
+
+It never decides. Each cycle reads the world (slots, process states), compares, and tells what is new. Orders come by
+long poll and are carried out. Out of the coordinator's reach it lets the ranks train on and keeps trying. Its own death
+takes the ranks with it (parent-death signal); the end of its launcher ends it.
+
+Single-threaded on purpose: the parent-death signal hangs on the thread that started a rank.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from midwatch.core import ProtocolError
+from midwatch.supervise.chat import Console, open_stdin, read_lines
+from midwatch.supervise.hands import Hands
+from midwatch.supervise.link import Link, Refused
+from midwatch.supervise.outbox import Outbox
+from midwatch.supervise.procs import become_subreaper
+from midwatch.supervise.specs import AgentSpec
+from midwatch.supervise.wire import Join, NumberedOrder, Orders, Receipt, Report, StopAsked, Welcome
+
+POLL_S: Final = 0.05
+"""Between two looks at slots and states: a stopped rank is seen within a few of them."""
+REPORT_S: Final = 1.0
+"""A sign of life when there is nothing to say; ``watch.agent_timeout_s`` is many times this."""
+LAG_S: Final = 1.0
+"""A cycle this late means that the agent itself did not run: what looks like silence of the ranks may be ours."""
+HOLD_S: Final = 20.0
+"""How long the coordinator may hold an order poll open."""
+_RETRY_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
+_log: Final = logging.getLogger("midwatch.agent")
+
+
+class Agent:
+    """The loop of one node."""
+
+    def __init__(self, spec: AgentSpec, link: Link, console: Console) -> None:
+        self._spec = spec
+        self._link = link
+        self._console = console
+        self._id = f"{spec.setup.node}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._outbox = Outbox()
+        self._hands = Hands(spec.setup, spec.watch, self._outbox, console)
+        self._session = ""
+        self._unreached = time.monotonic()
+        self._last_order = 0
+        self._joined = asyncio.Event()
+        self._over = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.cycle_errors = 0
+
+    async def run(self, lines: asyncio.StreamReader) -> int:
+        """Work until the run is over or the launcher is gone; returns the exit code of this process."""
+        loops = [self._guarded(loop()) for loop in (self._watch, self._talk, self._obey)]
+        tasks = [asyncio.create_task(loop) for loop in [*loops, self._listen(lines)]]
+        await self._over.wait()
+        await self._hands.end_everything()
+        for task in [*tasks, *self._tasks]:
+            task.cancel()
+        await asyncio.gather(*tasks, *self._tasks, return_exceptions=True)
+        await self._link.close()
+        return 0
+
+    async def _guarded(self, loop: Coroutine[Any, Any, None]) -> None:
+        try:
+            await loop
+        except Exception:  # noqa: BLE001 - the agent cycle: a bug must end the agent with a word, not leave it half alive
+            self.cycle_errors += 1
+            _log.exception("agent loop failed")
+            self._console.send("failed", reason="agent loop failed; see its log")
+            self._over.set()
+
+    # --- the world ---------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        due = time.monotonic()
+        while True:
+            due += POLL_S
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            now_ns = time.monotonic_ns()
+            if time.monotonic() - due > LAG_S:
+                _log.warning(
+                    "this agent did not run for %.1f s: silence of the ranks is forgiven", time.monotonic() - due
+                )
+                due = time.monotonic()
+                self._hands.forgive(now_ns)
+            self._hands.poll(now_ns)
+
+    # --- telling -----------------------------------------------------------------------------------------------
+
+    async def _talk(self) -> None:
+        failures = 0
+        while True:
+            try:
+                if not self._joined.is_set():
+                    await self._join()
+                await self._report()
+                failures = 0
+            except ProtocolError as error:
+                await self._pause(error, failures)
+                failures += 1
+                continue
+            except Refused as refused:
+                if not await self._is_patient(refused):
+                    return
+                continue
+            await self._outbox.wait(REPORT_S)
+
+    async def _join(self) -> None:
+        hello = await self._link.hello()
+        spec = self._spec
+        join = Join(
+            node=self._hands.setup.node,
+            is_name_fixed=spec.is_name_fixed,
+            agent=self._id,
+            tag=spec.setup.tag,
+            nproc=spec.setup.nproc,
+            nnodes=spec.nnodes,
+            command=spec.command_hash,
+            address=spec.address,
+            port=self._hands.port.number,
+            boot=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            mono_ns=time.monotonic_ns(),
+            pid=os.getpid(),
+            running_attempt=self._hands.running_attempt,
+        )
+        welcome = await self._link.ask("report", "/v1/join", join, Welcome)
+        self._hands.settle(welcome.node, hello.run)
+        if hello.session != self._session:
+            # Another coordinator process: it counts its orders from one and has heard nothing from us.
+            self._session, self._last_order = hello.session, 0
+            self._outbox.start_over(self._hands.facts_to_repeat())
+        self._joined.set()
+        self._console.send("joined", node=welcome.node, agent=self._id)
+
+    async def _report(self) -> None:
+        facts = self._outbox.pending()
+        report = Report(
+            node=self._hands.setup.node,
+            mono_ns=time.monotonic_ns(),
+            attempt=self._hands.running_attempt,
+            port=self._hands.port.number,
+            facts=facts,
+            ranks=self._hands.statuses(),
+        )
+        receipt = await self._link.ask("report", "/v1/report", report, Receipt)
+        self._outbox.acknowledge(receipt.upto)
+
+    async def _pause(self, error: ProtocolError, failures: int) -> None:
+        # A foreign answer is as good as none: say so and try again from the first question.
+        (_log.info if failures else _log.warning)("coordinator: %s", error.message)
+        self._joined.clear()
+        if not failures:
+            self._unreached = time.monotonic()
+        if not self._hands.running_attempt and time.monotonic() - self._unreached > self._spec.patience_s:
+            self._console.send("refused", error=error.code, message=error.message)
+            self._over.set()
+        await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+
+    async def _is_patient(self, refused: Refused) -> bool:
+        refusal = refused.refusal
+        _log.warning("refused: %s %s", refusal.error, refusal.message)
+        self._joined.clear()
+        if refusal.is_final:
+            self._console.send("refused", error=refusal.error, message=refusal.message)
+            self._over.set()
+            return False
+        await asyncio.sleep(_RETRY_S[2])
+        return True
+
+    # --- obeying -----------------------------------------------------------------------------------------------
+
+    async def _obey(self) -> None:
+        while True:
+            await self._joined.wait()
+            path = f"/v1/commands?after={self._last_order}"
+            try:
+                answer = await self._link.ask("orders", path, None, Orders, timeout_s=HOLD_S + 5.0)
+            except (ProtocolError, Refused):
+                # The report channel finds out by itself what is wrong, and joins again.
+                self._joined.clear()
+                self._outbox.wake()
+                await asyncio.sleep(_RETRY_S[0])
+                continue
+            for numbered in answer.orders:
+                self._carry_out(numbered)
+
+    def _carry_out(self, numbered: NumberedOrder) -> None:
+        if numbered.number <= self._last_order:
+            return
+        self._last_order = numbered.number
+        attempt = getattr(numbered.order, "attempt", 0)
+        if attempt and attempt < self._link.attempt:
+            _log.warning("PR103 order of attempt %d refused: attempt %d is known", attempt, self._link.attempt)
+            return
+        self._link.attempt = max(self._link.attempt, attempt)
+        task = asyncio.create_task(self._guarded(self._hands.carry_out(numbered.order, self._over)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _listen(self, lines: asyncio.StreamReader) -> None:
+        async for word, _ in read_lines(lines):
+            if word == "stop":
+                self._outbox.put(StopAsked(reason="the launcher of this node was asked to stop"))
+        self._over.set()
+
+
+async def _serve() -> int:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        # A scheduler may signal every process of the job; what it means is the launcher's to say.
+        loop.add_signal_handler(number, _log.info, "signal %s is the launcher's business", number.name)
+    lines = await open_stdin()
+    spec = msgspec.json.decode(await lines.readline(), type=AgentSpec)
+    link = Link(spec.url, bytes.fromhex(spec.token), f"agent-{os.getpid()}-{secrets.token_hex(4)}")
+    return await Agent(spec, link, Console(sys.stdout)).run(lines)
+
+
+def main() -> int:
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
+    become_subreaper()
+    return asyncio.run(_serve())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""Carry out what the decision core says: the ledger, the fencing claim, orders to agents, words to people."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from midwatch.audit import Ledger
+from midwatch.checkpoint.format import list_checkpoints
+from midwatch.core import StorageError
+from midwatch.faults.types import Verdict
+from midwatch.storage import Fence, claim_attempt, newest_attempt
+from midwatch.supervise.bundle import write_bundle
+from midwatch.supervise.chat import Console
+from midwatch.supervise.gathering import Gathering
+from midwatch.supervise.members import Members
+from midwatch.supervise.messages import (
+    AllowTraining,
+    AskToSaveAndExit,
+    Finish,
+    GatherEvidence,
+    Instruction,
+    LaunchAttempt,
+    Record,
+    Say,
+    StopRanks,
+    WakeAt,
+    WriteVerdict,
+)
+from midwatch.supervise.specs import CarrySpec
+from midwatch.supervise.wire import AskToExit, FinishRun, OpenGate, Order, SayLine, StartRanks, StopLocal
+
+_SENTENCES: Final = 50
+_log: Final = logging.getLogger("midwatch.coordinator")
+
+
+class Carrier:
+    """The coordinator's hands.
+
+    Args:
+        spec: Of this run.
+        members: Who can be ordered.
+        console: The hosting launcher.
+        answers: Called with ("evidence", Evidence) or ("wake", None) when something asked for is there.
+    """
+
+    def __init__(
+        self, spec: CarrySpec, members: Members, console: Console, answers: Callable[[str, Any], None]
+    ) -> None:
+        self._spec = spec
+        self._members = members
+        self._console = console
+        self._answers = answers
+        self._run_dir = Path(spec.run_dir)
+        self._epoch = newest_attempt(self._run_dir)
+        self.ledger = Ledger(self._run_dir / "ledger" / "coordinator.jsonl", run=spec.run, fence=lambda: self._fence())
+        self.gathering: Gathering | None = None
+        self.verdict: Verdict | None = None
+        self.finish: Finish | None = None
+        self.sentences: deque[str] = deque(maxlen=_SENTENCES)
+        self._writing: set[asyncio.Task[None]] = set()
+        self._story: Callable[[str], tuple[str, ...]] = lambda cause: ()
+
+    def tell_stories(self, story: Callable[[str], tuple[str, ...]]) -> None:
+        """How an incident went, for its report."""
+        self._story = story
+
+    @property
+    def epoch(self) -> int:
+        """The attempt whose claim we hold."""
+        return self._epoch
+
+    def carry_out(self, instruction: Instruction) -> None:
+        """Do one.
+
+        Raises:
+            FencedError: CK401 somebody else has claimed a newer attempt of this run.
+        """
+        match instruction:
+            case Record():
+                self.record(instruction.event, instruction.step, instruction.cause, instruction.data)
+            case LaunchAttempt():
+                self._launch(instruction)
+            case GatherEvidence():
+                self._gather(instruction)
+            case StopRanks(attempt=attempt):
+                order = StopLocal(attempt=attempt, grace_s=instruction.grace_s, reason=instruction.reason)
+                self._order_all(order)
+            case AllowTraining(attempt=attempt):
+                self._order_all(OpenGate(attempt=attempt))
+            case AskToSaveAndExit(attempt=attempt):
+                self._order_all(AskToExit(attempt=attempt, reason=instruction.reason))
+            case WriteVerdict():
+                self._write(instruction)
+            case WakeAt():
+                self._answers("wake", instruction.at_ns)
+            case Say():
+                self.say(instruction.sentence, instruction.level)
+            case Finish():
+                self._finish(instruction)
+
+    def record(self, event: str, step: int | None = None, cause: str = "", data: dict[str, Any] | None = None) -> None:
+        """Write a fact down; a full disk must not end training, so it is said and survived."""
+        try:
+            self.ledger.record(event, step=step, cause=cause, **(data or {}))
+        except StorageError as error:
+            _log.error("ledger: %s", error)
+            self.say(f"the ledger cannot be written: {error.message}", "error")
+
+    def say(self, sentence: str, level: str = "info") -> None:
+        self.sentences.append(sentence)
+        self._console.send("say", sentence=sentence, level=level)
+        for member in self._members.live:
+            if member.join.tag != self._spec.tag:
+                member.order(SayLine(sentence=sentence, level="error" if level == "error" else "info"))
+
+    async def settle(self, timeout_s: float) -> None:
+        """Let what was begun come to an end: bundles written, last orders fetched; at most ``timeout_s``."""
+        if self._writing:
+            await asyncio.wait(self._writing, timeout=timeout_s)
+        end = asyncio.get_running_loop().time() + timeout_s
+        while any(m.has_orders for m in self._members.live) and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.02)
+
+    # --- one instruction each ----------------------------------------------------------------------------------
+
+    def _launch(self, launch: LaunchAttempt) -> None:
+        names = [
+            info.name
+            for info in list_checkpoints(Path(self._spec.checkpoint_dir), run_dir=self._run_dir)
+            if info.state in ("committed", "verified")
+        ]
+        self._epoch = claim_attempt(self._run_dir, run=self._spec.run, inventory=names, attempt=launch.attempt)
+        host = self._members.at(launch.placements[0].node)
+        for group_rank, placement in enumerate(launch.placements):
+            member = self._members.at(placement.node)
+            if member is None or host is None:
+                continue
+            member.order(
+                StartRanks(
+                    attempt=launch.attempt,
+                    world_size=launch.world_size,
+                    ranks=placement.ranks,
+                    group_rank=group_rank,
+                    group_world_size=len(launch.placements),
+                    master_addr=host.join.address,
+                    master_port=host.port,
+                    restart_count=launch.restart_count,
+                    max_restarts=self._spec.max_restarts,
+                )
+            )
+        self._console.send("attempt", attempt=launch.attempt)
+
+    def _gather(self, asked: GatherEvidence) -> None:
+        if self.gathering is not None:
+            self.gathering.cancel()
+        self.gathering = Gathering(
+            asked, self._members.live, self._spec.confirm_s, lambda evidence: self._answers("evidence", evidence)
+        )
+
+    def _order_all(self, order: Order) -> None:
+        for member in self._members.live:
+            member.order(order)
+
+    def _write(self, written: WriteVerdict) -> None:
+        self.verdict = written.verdict
+        folder = self._run_dir / "incidents" / written.verdict.incident
+        remarks = dict(self.gathering.remarks) if self.gathering else {}
+        task = asyncio.create_task(self._write_bundle(folder, written, remarks))
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    async def _write_bundle(self, folder: Path, written: WriteVerdict, remarks: dict[str, tuple[str, ...]]) -> None:
+        # Behind the restart, in a thread: shared storage may be slow exactly when something is wrong.
+        story = self._story(written.cause)
+        try:
+            await asyncio.to_thread(write_bundle, folder, written.verdict, written.evidence, remarks, story)
+        except (OSError, StorageError) as error:
+            self.say(f"incident {written.verdict.incident} could not be written down: {error}", "error")
+
+    def _finish(self, finish: Finish) -> None:
+        self.finish = finish
+        order = FinishRun(exit_code=finish.exit_code, error=finish.error, sentence=finish.sentence)
+        self._order_all(msgspec.structs.replace(order, verdict=self.last_verdict()))
+
+    def last_verdict(self) -> dict[str, Any] | None:
+        return msgspec.to_builtins(self.verdict) if self.verdict else None
+
+    def _fence(self) -> None:
+        Fence(self._run_dir, self._epoch).check()

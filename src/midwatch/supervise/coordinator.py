@@ -1,0 +1,269 @@
+"""The coordinator: one per run, where it was started first. It listens, lets the decision core decide, and does it.
+
+Killed, it is started again by its launcher on the same listening socket, reads its own ledger, waits for the agents to
+report and goes on; training does not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from midwatch.audit import read_ledger
+from midwatch.core import FencedError
+from midwatch.faults.types import Evidence
+from midwatch.storage import write_json_atomic
+from midwatch.supervise.carry import Carrier
+from midwatch.supervise.chat import Console, open_stdin, read_lines
+from midwatch.supervise.decide import InvalidTransition, RunFacts, Supervisor
+from midwatch.supervise.door import Door
+from midwatch.supervise.gathering import Gathering
+from midwatch.supervise.members import Members
+from midwatch.supervise.messages import Event, EvidenceGathered, Finish, NodeLost, StopRequested, Ticked
+from midwatch.supervise.service import Service
+from midwatch.supervise.specs import CoordinatorSpec
+from midwatch.supervise.wire import Endpoint
+
+TICK_S: Final = 1.0
+_LAG_S: Final = 2.0
+"""A tick this late means that we did not run; the agents' silence is ours then."""
+_SETTLE_S: Final = 5.0
+"""At the end: for the agents to fetch their last order and for the last incident to be written."""
+_log: Final = logging.getLogger("midwatch.coordinator")
+
+
+class Coordinator:
+    """The decision core with ears and hands."""
+
+    def __init__(self, spec: CoordinatorSpec, console: Console) -> None:
+        self._spec = spec
+        self._console = console
+        self.session = secrets.token_hex(8)
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        self.members = Members(spec.nnodes, spec.command_hash, boot)
+        facts = _recall(spec)
+        self._carrier = Carrier(spec.carry, self.members, console, self._answer)
+        self._supervisor = self._supervise(facts)
+        self._carrier.tell_stories(lambda cause: tuple(str(chapter) for chapter in self._supervisor.story(cause)))
+        self._number = itertools.count(1)
+        self._ticked = time.monotonic()
+        self.over = asyncio.Event()
+
+    def _supervise(self, facts: RunFacts | None) -> Supervisor:
+        spec, carrier = self._spec, self._carrier
+        if facts is not None:
+            carrier.record("coordinator.restarted", data={"attempt": facts.attempt, "pid": os.getpid()})
+            return Supervisor.restore(spec.carry.run, spec.nnodes, spec.watch, spec.restart, facts)
+        first = carrier.epoch + 1
+        data = {
+            "tag": spec.carry.tag,
+            "nnodes": spec.nnodes,
+            "command": list(spec.command),
+            "config": spec.config_digest,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+        carrier.record("run.started", data=data)
+        return Supervisor(spec.carry.run, spec.nnodes, spec.watch, spec.restart, first)
+
+    # --- the mind of the service -------------------------------------------------------------------------------
+
+    @property
+    def attempt(self) -> int:
+        return self._supervisor.attempt
+
+    @property
+    def gathering(self) -> Gathering | None:
+        return self._carrier.gathering
+
+    def feed(self, event: Event) -> None:
+        """Let the core decide about one event, and do what it says."""
+        if self.over.is_set():
+            return
+        try:
+            for instruction in self._supervisor.handle(event):
+                self._carrier.carry_out(instruction)
+                if isinstance(instruction, Finish):
+                    self.over.set()
+        except FencedError as error:
+            self._give_way(error)
+        except (InvalidTransition, AssertionError):
+            # A bug of the core: keep what replays it, and let the launcher start a fresh process from the ledger.
+            _log.exception("the decision core failed on %s", event)
+            self._dump()
+            os._exit(70)
+
+    def status(self) -> dict[str, Any]:
+        nodes = [
+            {"node": m.name, "pid": m.join.pid, "ranks": msgspec.to_builtins(m.ranks), "address": m.join.address}
+            for m in self.members.live
+        ]
+        return {
+            **self._supervisor.status(),
+            "agents": nodes,
+            "sentences": list(self._carrier.sentences),
+            "last_verdict": self._carrier.last_verdict(),
+            "pid": os.getpid(),
+        }
+
+    # --- time --------------------------------------------------------------------------------------------------
+
+    async def keep_time(self) -> None:
+        """Ticks, and agents that have gone silent."""
+        while not self.over.is_set():
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            if now - self._ticked > TICK_S + _LAG_S:
+                _log.warning(
+                    "this process did not run for %.1f s: silence of the agents is forgiven", now - self._ticked
+                )
+                self.members.forgive(time.monotonic_ns())
+            self._ticked = now
+            self._look_for_silence()
+            self._tick()
+
+    def _look_for_silence(self) -> None:
+        limit_ns = self._spec.watch.agent_timeout_s * 1e9
+        for member in self.members.live:
+            if time.monotonic_ns() - member.heard_ns > limit_ns:
+                self.lose(member.join.agent)
+
+    def lose(self, agent: str) -> None:
+        """An agent is gone: silent for too long, or its launcher saw it end."""
+        member = self.members.get(agent)
+        if member is None:
+            return
+        self.members.lose(member)
+        self.feed(NodeLost(cause=self._cause("lost"), now_ns=time.monotonic_ns(), node=member.name, agent=agent))
+        if self.gathering is not None:
+            self.gathering.drop(member.name)
+
+    def request_stop(self, reason: str) -> None:
+        self.feed(StopRequested(cause=self._cause("stop"), now_ns=time.monotonic_ns(), reason=reason))
+
+    def _tick(self) -> None:
+        if not self.over.is_set():
+            self.feed(Ticked(cause=self._cause("tick"), now_ns=time.monotonic_ns()))
+
+    def _answer(self, what: str, value: Any) -> None:
+        loop = asyncio.get_running_loop()
+        if what == "wake":
+            # A little late rather than a little early: an early tick would find nothing due.
+            loop.call_later(max(0.0, (value - time.monotonic_ns()) / 1e9) + 0.001, self._tick)
+        elif isinstance(value, Evidence) and self.gathering is not None:
+            loop.call_soon(self._feed_evidence, self.gathering.asked.attempt, value)
+
+    def _feed_evidence(self, attempt: int, evidence: Evidence) -> None:
+        cause = self._cause("evidence")
+        self.feed(EvidenceGathered(cause=cause, now_ns=time.monotonic_ns(), attempt=attempt, evidence=evidence))
+
+    def _cause(self, what: str) -> str:
+        return f"{what}#{next(self._number)}"
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    async def end(self) -> None:
+        """Say how it ended once everybody could hear it."""
+        await self._carrier.settle(_SETTLE_S)
+        finish = self._carrier.finish
+        if finish is not None:
+            self._console.send(
+                "finished",
+                exit_code=finish.exit_code,
+                error=finish.error,
+                sentence=finish.sentence,
+                verdict=self._carrier.last_verdict(),
+            )
+        self._carrier.ledger.close()
+
+    def _give_way(self, error: FencedError) -> None:
+        self._carrier.say(f"giving way: {error.message}", "error")
+        finish = Finish(cause="fenced", exit_code=error.exit_code, error=error.code, sentence=error.message)
+        self._carrier.carry_out(finish)
+        self.over.set()
+
+    def _dump(self) -> None:
+        path = Path(self._spec.carry.run_dir) / "supervisor" / f"decision-dump-{time.time_ns()}.json"
+        try:
+            path.write_bytes(msgspec.json.encode(self._supervisor.dump()))
+        except OSError:
+            _log.exception("could not keep the dump")
+
+
+def _recall(spec: CoordinatorSpec) -> RunFacts | None:
+    """What an earlier process of this same invocation knew; None when this is the first one."""
+    path = Path(spec.carry.run_dir) / "ledger" / "coordinator.jsonl"
+    if not path.exists():
+        return None
+    lines = list(read_ledger(path))
+    starts = [line for line in lines if line.event == "run.started"]
+    if not starts or starts[-1].data.get("tag") != spec.carry.tag:
+        return None
+    return RunFacts.from_lines(lines)
+
+
+async def _serve() -> int:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        loop.add_signal_handler(number, _log.info, "signal %s is the launcher's business", number.name)
+    lines = await open_stdin()
+    spec = msgspec.json.decode(await lines.readline(), type=CoordinatorSpec)
+    coordinator = Coordinator(spec, Console(sys.stdout))
+    listener = socket.socket(fileno=spec.socket_fd)
+    door = Door(bytes.fromhex(spec.token), coordinator.session, spec.carry.run, lambda: coordinator.attempt)
+    Service(spec.carry.run, coordinator.members, coordinator).open(door)
+    runner = web.AppRunner(door.app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    _publish(spec, coordinator, listener.getsockname()[1])
+    tasks = [asyncio.create_task(coordinator.keep_time()), asyncio.create_task(_listen(lines, coordinator))]
+    await coordinator.over.wait()
+    await coordinator.end()
+    for task in tasks:
+        task.cancel()
+    await runner.cleanup()
+    return 0
+
+
+def _publish(spec: CoordinatorSpec, coordinator: Coordinator, port: int) -> None:
+    endpoint = Endpoint(
+        host=spec.host,
+        port=port,
+        pid=os.getpid(),
+        attempt=coordinator.attempt,
+        hostname=socket.gethostname(),
+        session=coordinator.session,
+        run=spec.carry.run,
+    )
+    write_json_atomic(Path(spec.carry.run_dir) / "supervisor" / "coordinator.json", msgspec.to_builtins(endpoint))
+
+
+async def _listen(lines: asyncio.StreamReader, coordinator: Coordinator) -> None:
+    async for word, data in read_lines(lines):
+        if word == "stop":
+            coordinator.request_stop(str(data.get("reason", "")))
+        elif word == "agent_ended":
+            coordinator.lose(str(data.get("agent", "")))
+    # The launcher is gone; the guardian is on its way for the rest.
+    os._exit(1)
+
+
+def main() -> int:
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
+    return asyncio.run(_serve())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

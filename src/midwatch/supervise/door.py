@@ -1,0 +1,87 @@
+"""The coordinator's HTTP door: checks every message before anybody looks into it, signs every answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from midwatch.core import MidwatchError, ProtocolError
+from midwatch.supervise.members import NotYet
+from midwatch.supervise.protocol import Envelope, ReplayGuard, Signer, read_envelope
+from midwatch.supervise.wire import Hello, Refusal
+
+Handler = Callable[[Envelope, web.Request, bytes], Awaitable[msgspec.Struct]]
+
+_BODY_BYTES: Final = 64 * 2**20
+"""A report with the evidence of many ranks; more than this is not one of ours."""
+
+
+class Door:
+    """Routes and signatures.
+
+    Args:
+        token: The run's.
+        session: Of this coordinator process.
+        run: Its id.
+        attempt: Asked for the current attempt.
+    """
+
+    def __init__(self, token: bytes, session: str, run: str, attempt: Callable[[], int]) -> None:
+        self._signer = Signer(token)
+        self._guard = ReplayGuard()
+        self._session = session
+        self._run = run
+        self._attempt = attempt
+        self.app = web.Application(client_max_size=_BODY_BYTES)
+        self.add("POST", "/v1/hello", self._hello)
+
+    def add(self, method: str, path: str, handler: Handler) -> None:
+        async def serve(request: web.Request) -> web.Response:
+            return await self._serve(request, handler)
+
+        self.app.router.add_route(method, path, serve)
+
+    async def _serve(self, request: web.Request, handler: Handler) -> web.Response:
+        body = await request.read()
+        try:
+            asked = read_envelope(request.headers)
+            self._signer.check("request", request.path_qs, asked, body)
+        except ProtocolError as error:
+            # Not signed: whoever cannot sign must not get our signature under a nonce of his choice.
+            refusal = Refusal(error=error.code, message=error.message)
+            return web.Response(body=msgspec.json.encode(refusal), status=401, content_type="application/json")
+        try:
+            self._check_session(asked, request.path)
+            answer, status = await handler(asked, request, body), 200
+        except NotYet:
+            answer, status = Refusal(error="SV102", message="all places are taken", is_final=False), 409
+        except msgspec.MsgspecError as error:
+            answer, status = Refusal(error="PR101", message=f"not a message of this version: {error}"), 400
+        except MidwatchError as error:
+            is_final = error.code not in ("PR102", "PR104")
+            answer, status = Refusal(error=error.code, message=error.message, is_final=is_final), 409
+        return self._answer(request, asked, msgspec.json.encode(answer), status)
+
+    def _check_session(self, asked: Envelope, path: str) -> None:
+        if path == "/v1/hello":
+            # The only question without a session. Repeating it yields what it yielded: nothing secret, no effect.
+            return
+        if asked.session != self._session:
+            raise ProtocolError("PR102", "a message to an earlier coordinator process came to this one")
+        self._guard.admit(asked)
+
+    def _answer(self, request: web.Request, asked: Envelope, body: bytes, status: int) -> web.Response:
+        envelope = Envelope(
+            session=self._session,
+            attempt=self._attempt(),
+            sender=asked.sender,
+            nonce=asked.nonce,
+        )
+        signed = self._signer.sign("answer", request.path_qs, envelope, body)
+        return web.Response(body=body, status=status, headers=signed.headers(), content_type="application/json")
+
+    async def _hello(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
+        return Hello(session=self._session, run=self._run, attempt=self._attempt())

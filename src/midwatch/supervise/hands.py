@@ -1,0 +1,178 @@
+"""What an agent can do: start ranks, sample them, pass flags on, end them. Only what it is ordered to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from midwatch.config import WatchConfig, inherited_environment
+from midwatch.core import MidwatchError
+from midwatch.pulse import Flag
+from midwatch.supervise.chat import Console
+from midwatch.supervise.kernel import KernelLog
+from midwatch.supervise.outbox import Outbox
+from midwatch.supervise.ports import ReservedPort
+from midwatch.supervise.ranks import LocalAttempt
+from midwatch.supervise.sample import Sampler
+from midwatch.supervise.spawn import NodeSetup
+from midwatch.supervise.teardown import Teardown
+from midwatch.supervise.wire import (
+    AskToExit,
+    Exited,
+    Fact,
+    FinishRun,
+    Gone,
+    OpenGate,
+    Order,
+    RankStatus,
+    SampleRanks,
+    SayLine,
+    Started,
+    StartRanks,
+    StopLocal,
+)
+
+_NOT_STARTED: Final = 127
+_OURS: Final = ("MIDWATCH_", "TORCHELASTIC_")
+_log: Final = logging.getLogger("midwatch.agent")
+
+
+class Hands:
+    """Holds at most one attempt at a time.
+
+    Args:
+        setup: Of this node.
+        config: When silence is suspicious.
+        outbox: Where facts go.
+        console: Where the launcher hears what it must know.
+    """
+
+    def __init__(self, setup: NodeSetup, config: WatchConfig, outbox: Outbox, console: Console) -> None:
+        self.setup = setup
+        self.port = ReservedPort()
+        self._config = config
+        self._outbox = outbox
+        self._console = console
+        self._attempt: LocalAttempt | None = None
+        self._teardown: Teardown | None = None
+        self._sampler = Sampler(setup.node, KernelLog())
+
+    @property
+    def running_attempt(self) -> int:
+        """The attempt whose processes may still exist here."""
+        return self._attempt.number if self._attempt else 0
+
+    def settle(self, node: str, run: str) -> None:
+        """Take the name that the coordinator gave this node."""
+        self.setup = msgspec.structs.replace(self.setup, node=node, run=run)
+        self._sampler.node = node
+
+    def poll(self, now_ns: int) -> None:
+        if self._attempt is not None:
+            self._attempt.poll(now_ns)
+
+    def forgive(self, now_ns: int) -> None:
+        if self._attempt is not None:
+            self._attempt.forgive(now_ns)
+
+    def statuses(self) -> tuple[RankStatus, ...]:
+        return self._attempt.statuses() if self._attempt else ()
+
+    def facts_to_repeat(self) -> Iterable[Fact]:
+        if self._attempt is None:
+            return []
+        return [Started(attempt=self._attempt.number), *self._attempt.facts()]
+
+    async def carry_out(self, order: Order, over: asyncio.Event) -> None:
+        """Do it. Returns when it is done, which for a stop or a sample takes its own bounded time."""
+        match order:
+            case StartRanks():
+                await self._start(order)
+            case SampleRanks():
+                await self._sample(order)
+            case StopLocal():
+                await self._stop(order)
+            case OpenGate() if self._is_current(order.attempt):
+                self._live.set_flag(Flag.GO)
+            case AskToExit() if self._is_current(order.attempt):
+                self._live.ask_to_exit()
+            case SayLine():
+                self._console.send("say", sentence=order.sentence, level=order.level)
+            case FinishRun():
+                await self.end_everything()
+                self._console.send("finished", **msgspec.to_builtins(order))
+                over.set()
+            case _:
+                _log.info("order for an attempt that does not run here: %s", type(order).__name__)
+
+    async def end_everything(self) -> None:
+        """Nothing of ours is left on this node afterwards, as far as the kernel allows; bounded by seconds."""
+        if self._attempt is not None:
+            await self._end(0.0)
+
+    @property
+    def _live(self) -> LocalAttempt:
+        assert self._attempt is not None
+        return self._attempt
+
+    def _is_current(self, attempt: int) -> bool:
+        return self._attempt is not None and self._attempt.number == attempt
+
+    async def _start(self, order: StartRanks) -> None:
+        if self.running_attempt >= order.attempt:
+            return
+        await self.end_everything()
+        if order.group_rank == 0 and order.master_port == self.port.number:
+            self.port.release()
+            self.port = ReservedPort()
+        self._attempt = LocalAttempt(self.setup, order, self._config, self._outbox.put)
+        try:
+            self._attempt.launch(_base_environment())
+        except MidwatchError as error:
+            _log.error("attempt %d could not be started: %s", order.attempt, error)
+            self._console.send("say", sentence=f"this node cannot start ranks: {error.message}", level="error")
+            for rank in order.ranks:
+                self._outbox.put(
+                    Exited(attempt=order.attempt, rank=rank, exit_code=_NOT_STARTED, mono_ns=0, is_finished=False)
+                )
+            self._attempt = None
+            return
+        self._outbox.put(Started(attempt=order.attempt))
+        files = [[proc.rank, str(proc.out), str(proc.err)] for proc in self._attempt.ranks]
+        self._console.send("started", attempt=order.attempt, files=files)
+
+    async def _sample(self, order: SampleRanks) -> None:
+        attempt = self._attempt if self._is_current(order.attempt) else None
+        views = attempt.views if attempt else list
+        self._outbox.put(await self._sampler.gather(order, views, attempt.started_ns if attempt else 2**62))
+
+    async def _stop(self, order: StopLocal) -> None:
+        if not self._is_current(order.attempt):
+            self._outbox.put(Gone(attempt=order.attempt, leftovers=()))
+        elif self._teardown is not None:
+            self._teardown.shorten(order.grace_s)
+        else:
+            await self._end(order.grace_s)
+
+    async def _end(self, grace_s: float) -> None:
+        attempt = self._live
+        if self._teardown is not None:
+            self._teardown.shorten(grace_s)
+            while self._attempt is attempt:
+                await asyncio.sleep(0.01)  # Bounded: the teardown that runs is.
+            return
+        self._teardown = Teardown(attempt, self._sampler.helpers)
+        try:
+            leftovers = await self._teardown.run(grace_s)
+        finally:
+            self._teardown = self._attempt = None
+        self._outbox.put(Gone(attempt=attempt.number, leftovers=leftovers))
+
+
+def _base_environment() -> dict[str, str]:
+    """Ours without what another launcher above us may have set for its own ranks."""
+    return {name: value for name, value in inherited_environment().items() if not name.startswith(_OURS)}

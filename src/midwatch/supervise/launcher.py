@@ -1,0 +1,284 @@
+"""``midwatch run``: starts the guardian, the coordinator (where it hosts it) and the agent, and stands by them.
+
+It restarts an agent or a coordinator that dies, passes stop requests on, shows what is said, and leaves nothing behind.
+If it is killed itself, the guardian and the parent-death signals end everything within a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from midwatch.config import inherited_environment
+from midwatch.core import SuperviseError
+from midwatch.core.codes import EXIT_INTERNAL, EXIT_REQUEUE
+from midwatch.supervise.child import Child
+from midwatch.supervise.prepare import (
+    FolderLock,
+    Host,
+    Plan,
+    agent_task,
+    refuse_second,
+    route_address,
+    write_rank_config,
+)
+from midwatch.supervise.procs import TAG_VARIABLE, become_subreaper, children, kill_tagged, sweep_shm
+from midwatch.supervise.specs import AgentSpec
+from midwatch.supervise.tee import Mode, Tee
+from midwatch.supervise.waiting import wait_process
+
+_TEE_S: Final = 0.1
+_DEATHS: Final = 4
+_DEATHS_S: Final = 600.0
+"""More than this many deaths of a supervising child in this time: something kills it, restarting does not help."""
+_SWEEP_S: Final = 5.0
+_END_S: Final = 15.0
+"""For a child to end by itself once the run is over; its own waits are shorter."""
+_FORCE_S: Final = 10.0
+"""After a repeated signal, beyond the grace: for the coordinator to end the ranks; then we do."""
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""Slurm announces the end of a job by SIGUSR1 where it was asked to (``--signal``)."""
+
+Say = Callable[[str, str], None]
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """How the run ended."""
+
+    exit_code: int
+    error: str
+    sentence: str
+    verdict: dict[str, Any] | None = None
+
+
+class Launcher:
+    """One invocation of ``midwatch run`` on one node.
+
+    Args:
+        plan: Checked.
+        lock: The folder's, when this node hosts the coordinator.
+        say: Shows a sentence (and its level) to people.
+        tee: Which ranks' output to show.
+        out: File descriptor for the ranks' stdout.
+    """
+
+    def __init__(self, plan: Plan, host: Host | None, say: Say, tee: Mode, out: int) -> None:
+        self._plan = plan
+        self._host = host
+        self._say = say
+        self._tee = Tee(tee, out, 2)
+        self._env = inherited_environment() | {TAG_VARIABLE: plan.tag}
+        self._guardian: subprocess.Popen[bytes] | None = None
+        self._guardian_pipe = -1
+        self._coordinator = Child("midwatch.supervise.coordinator", self._hear, self._coordinator_ended)
+        self._agent = Child("midwatch.supervise.agent", self._hear, self._agent_ended)
+        self._agent_id = ""
+        self._agent_task: AgentSpec | None = None
+        self._stops: list[str] = []
+        self._deaths: deque[float] = deque(maxlen=_DEATHS)
+        self._result: Result | None = None
+        self._over = asyncio.Event()
+        self._mending: set[asyncio.Task[None]] = set()
+
+    async def run(self, url: str, token: str, run: str) -> Result:
+        """Start everything and stay until the run is over."""
+        loop = asyncio.get_running_loop()
+        for number in _STOP_SIGNALS:
+            loop.add_signal_handler(number, self._stop, number)
+        become_subreaper()
+        self._start_guardian()
+        address = self._host.address if self._host else route_address(url.split("/")[2].split(":")[0])
+        config_path = write_rank_config(self._plan)
+        self._agent_task = agent_task(
+            self._plan, url=url, token=token, run=run, address=address, config_path=config_path
+        )
+        self._start_coordinator()
+        self._start_agent()
+        tee = asyncio.create_task(self._show())
+        await self._over.wait()
+        await self._end()
+        tee.cancel()
+        self._tee.drain()
+        assert self._result is not None
+        return self._result
+
+    # --- starting ----------------------------------------------------------------------------------------------
+
+    def _start_guardian(self) -> None:
+        read, self._guardian_pipe = os.pipe()
+        try:
+            self._guardian = subprocess.Popen(
+                [sys.executable, "-P", "-m", "midwatch.supervise.guardian", str(read), self._plan.tag],
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=(read,),
+                cwd="/",
+            )
+        finally:
+            os.close(read)
+
+    def _start_coordinator(self) -> None:
+        if self._host is not None:
+            log = self._plan.paths.supervisor_dir / "coordinator.log"
+            self._coordinator.start(self._host.task(), self._env, log, [self._host.listener.fileno()])
+            for reason in self._stops:
+                self._coordinator.send("stop", reason=reason)
+
+    def _start_agent(self) -> None:
+        assert self._agent_task is not None
+        log = self._plan.paths.supervisor_dir / f"agent-{self._plan.node}.log"
+        self._agent.start(self._agent_task, self._env, log)
+
+    # --- hearing -----------------------------------------------------------------------------------------------
+
+    def _hear(self, word: str, data: dict[str, Any]) -> None:
+        match word:
+            case "say":
+                self._say(str(data["sentence"]), str(data["level"]))
+            case "started":
+                self._tee.follow([(int(rank), str(out), str(err)) for rank, out, err in data["files"]])
+            case "joined":
+                self._agent_id = str(data["agent"])
+                self._keep_name(str(data["node"]))
+            case "finished":
+                self._finish(msgspec.convert(data, Result, strict=False))
+            case "refused":
+                self._refused(str(data["error"]), str(data["message"]))
+            case _:
+                pass
+
+    def _keep_name(self, node: str) -> None:
+        """A restarted agent must come back under the name that the coordinator gave it."""
+        assert self._agent_task is not None
+        setup = msgspec.structs.replace(self._agent_task.setup, node=node)
+        self._agent_task = msgspec.structs.replace(self._agent_task, setup=setup)
+
+    def _finish(self, result: Result) -> None:
+        self._result = self._result or result
+        self._over.set()
+
+    def _refused(self, error: str, message: str) -> None:
+        if error == "PR103":
+            return  # It was replaced while it was away; it ends now, and we start a new one.
+        refusal = SuperviseError(error, message) if error.startswith("SV") else None
+        exit_code = refusal.exit_code if refusal else 1
+        self._finish(Result(exit_code=exit_code, error=error, sentence=message))
+
+    async def _show(self) -> None:
+        while True:
+            self._tee.look()
+            await asyncio.sleep(_TEE_S)
+
+    # --- standing by -------------------------------------------------------------------------------------------
+
+    def _coordinator_ended(self) -> None:
+        if not self._over.is_set() and self._may_restart("coordinator"):
+            self._say("the coordinator died; starting it again, training goes on", "warning")
+            self._start_coordinator()
+
+    def _agent_ended(self) -> None:
+        if not self._over.is_set() and self._may_restart("agent"):
+            task = asyncio.create_task(self._mend_agent())
+            self._mending.add(task)
+            task.add_done_callback(self._mending.discard)
+
+    async def _mend_agent(self) -> None:
+        """Its ranks died with it; what they left behind goes now, then a new agent takes the place."""
+        self._coordinator.send("agent_ended", agent=self._agent_id)
+        self._say("the agent of this node died and its ranks with it; starting it again", "warning")
+        await self._sweep({self._coordinator.pid, self._guardian.pid if self._guardian else 0})
+        for prefix in ("a", "r"):
+            sweep_shm(f"midwatch-{self._plan.tag}-{prefix}")
+        if not self._over.is_set():
+            self._start_agent()
+
+    def _may_restart(self, what: str) -> bool:
+        now = time.monotonic()
+        is_often = len(self._deaths) == _DEATHS and now - self._deaths[0] < _DEATHS_S
+        self._deaths.append(now)
+        if is_often:
+            folder = self._plan.paths.supervisor_dir
+            sentence = f"the {what} keeps dying ({_DEATHS + 1} times in {_DEATHS_S:g} s); its log is in {folder}"
+            self._finish(Result(exit_code=EXIT_INTERNAL, error="SV103", sentence=sentence))
+        return not is_often
+
+    def _stop(self, number: signal.Signals) -> None:
+        reason = f"{number.name} to midwatch run"
+        self._stops.append(reason)
+        child = self._coordinator if self._host is not None else self._agent
+        child.send("stop", reason=reason)
+        if len(self._stops) >= 2:
+            # Asked again: the core cuts the ranks' time short, first to watch.grace_s, then to nothing.
+            grace_s = self._plan.request.config.watch.grace_s if len(self._stops) == 2 else 0.0
+            asyncio.get_running_loop().call_later(grace_s + _FORCE_S, self._force)
+
+    def _force(self) -> None:
+        sentence = "stopped at once on request; starting again resumes from the newest verified checkpoint"
+        self._finish(Result(exit_code=EXIT_REQUEUE, error="SV109", sentence=sentence))
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    async def _end(self) -> None:
+        """Nothing of ours is left when this returns; bounded by half a minute."""
+        is_heard = self._coordinator.is_alive or self._host is None
+        await self._agent.end(_END_S if is_heard and self._result and self._result.error != "SV103" else 0.0)
+        await self._coordinator.end(_END_S if self._coordinator.is_alive else 0.0)
+        await self._sweep({self._guardian.pid if self._guardian else 0})
+        sweep_shm(f"midwatch-{self._plan.tag}-")
+        os.close(self._guardian_pipe)
+        if self._guardian is not None and await wait_process(self._guardian, _END_S) is None:
+            self._guardian.kill()
+
+    async def _sweep(self, spared: set[int]) -> None:
+        end = time.monotonic() + _SWEEP_S
+        while kill_tagged(self._plan.tag, but=spared) and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        own = {self._agent.pid, self._coordinator.pid, *spared}
+        for pid, stat in children(os.getpid()).items():
+            if stat.state == "Z" and pid not in own:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
+
+def launch(plan: Plan, say: Say, *, tee: Mode = "0", out: int = 1) -> Result:
+    """Run the command under supervision on this node.
+
+    Raises:
+        SuperviseError: SV102 somebody else runs in this folder. StorageError: the folder cannot be used.
+
+    Blocking: until the run is over.
+    """
+    folder = plan.paths.supervisor_dir
+    lock = FolderLock.take(folder, plan.tag)
+    if lock is not None:
+        host = Host(plan)
+        try:
+            return asyncio.run(Launcher(plan, host, say, tee, out).run(host.url, host.token, host.run))
+        finally:
+            host.close()
+            lock.release()
+    if plan.request.nnodes == 1:
+        raise refuse_second(folder)
+    return asyncio.run(_join(plan, say, tee, out))
+
+
+async def _join(plan: Plan, say: Say, tee: Mode, out: int) -> Result:
+    # Only a joining node talks to the coordinator by itself, so only it pays for the network stack.
+    from midwatch.supervise.joining import find_coordinator
+
+    found = await find_coordinator(plan.paths.run_dir, plan.request.config.restart.join_timeout_s)
+    say(f"joining the run hosted on {found.hostname}", "info")
+    return await Launcher(plan, None, say, tee, out).run(found.url, found.token, found.run)

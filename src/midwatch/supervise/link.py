@@ -1,0 +1,124 @@
+"""A conversation with the coordinator: signed requests, checked answers, one counter per channel."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from pathlib import Path
+from typing import Final, TypeVar
+
+import aiohttp
+import msgspec
+
+from midwatch.core import ProtocolError, SuperviseError
+from midwatch.supervise.protocol import Envelope, Signer, check_answer, read_envelope
+from midwatch.supervise.wire import Endpoint, Hello, Refusal
+
+T = TypeVar("T")
+
+CONNECT_S: Final = 5.0
+"""For a TCP connection inside one cluster; longer means that the host or the way to it is gone."""
+ANSWER_S: Final = 10.0
+"""For an ordinary answer: covers a coordinator that is just being restarted or waits for slow shared storage."""
+
+
+class Refused(Exception):  # noqa: N818 - a state of the conversation, not an error of ours
+    """The coordinator said no."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+class Link:
+    """One participant's conversation with the coordinator.
+
+    Args:
+        url: ``http://host:port``; the host as an address, so that no resolver thread is ever started.
+        token: The run's.
+        sender: Unique per process.
+    """
+
+    def __init__(self, url: str, token: bytes, sender: str) -> None:
+        self.url = url
+        self.session = ""
+        self.attempt = 0
+        """The newest attempt this side has heard of; never goes back."""
+        self._signer = Signer(token)
+        self._sender = sender
+        self._counters: dict[str, int] = {}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
+        self._http = aiohttp.ClientSession(timeout=timeout, auto_decompress=False)
+
+    async def hello(self) -> Hello:
+        """Ask for the session; must come first, and again when the coordinator has changed."""
+        body = await self._send("hello", "POST", "/v1/hello", b"", nonce=secrets.token_hex(8), session="")
+        answer = msgspec.json.decode(body, type=Hello)
+        if answer.session != self.session:
+            self._counters.clear()
+            self.session = answer.session
+        self.attempt = max(self.attempt, answer.attempt)
+        return answer
+
+    async def ask(
+        self, channel: str, path: str, message: msgspec.Struct | None, answer: type[T], *, timeout_s: float = ANSWER_S
+    ) -> T:
+        """Send one message and decode its answer. ``channel`` keeps the order of its own messages.
+
+        Raises:
+            Refused: The coordinator refuses; its code says why.
+            ProtocolError: PR101, PR102, PR103 the answer is not to be trusted; PR104 there is none.
+
+        Blocking: no; at most ``timeout_s``.
+        """
+        counter = self._counters[channel] = self._counters.get(channel, 0) + 1
+        body = msgspec.json.encode(message) if message is not None else b""
+        method = "GET" if message is None else "POST"
+        data = await self._send(
+            channel, method, path, body, nonce=str(counter), session=self.session, timeout_s=timeout_s
+        )
+        return msgspec.json.decode(data, type=answer)
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _send(
+        self,
+        channel: str,
+        method: str,
+        path: str,
+        body: bytes,
+        *,
+        nonce: str,
+        session: str,
+        timeout_s: float = ANSWER_S,
+    ) -> bytes:
+        envelope = Envelope(session=session, attempt=self.attempt, sender=f"{self._sender}/{channel}", nonce=nonce)
+        signed = self._signer.sign("request", path, envelope, body)
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._http.request(method, self.url + path, data=body, headers=signed.headers()) as response,
+            ):
+                data = await response.read()
+                status, answer = response.status, read_envelope(response.headers)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ProtocolError("PR104", f"no answer from {self.url}: {type(error).__name__} {error}") from error
+        self._signer.check("answer", path, answer, data)
+        check_answer(envelope, answer)
+        if status != 200:
+            raise Refused(msgspec.json.decode(data, type=Refusal))
+        return data
+
+
+def read_endpoint(run_dir: Path) -> Endpoint:
+    """Where this run's coordinator listens.
+
+    Raises:
+        SuperviseError: SV110 nobody says so.
+    """
+    path = run_dir / "supervisor" / "coordinator.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Endpoint)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SuperviseError("SV110", f"no coordinator is known for {run_dir}", path=str(path)) from error

@@ -1,0 +1,166 @@
+"""The coordinator's list of agents: who joined under which name, what they were ordered, when they were last heard."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from midwatch.core import SuperviseError
+from midwatch.supervise.wire import Join, NumberedFact, NumberedOrder, Order, RankStatus, Report
+
+FRESH_S: Final = 2.5
+"""Heard this recently counts as certainly there: two missed reports and a half."""
+
+
+class Member:
+    """One agent in good standing."""
+
+    def __init__(self, join: Join, name: str, now_ns: int, *, shares_clock: bool) -> None:
+        self.join = join
+        self.name = name
+        self.port = join.port
+        self.heard_ns = now_ns
+        self.ranks: tuple[RankStatus, ...] = ()
+        self.is_lost = False
+        self._upto = 0
+        self._orders: list[NumberedOrder] = []
+        self._next_order = 1
+        self._news = asyncio.Event()
+        self._offset_ns: int | None = 0 if shares_clock else None
+
+    def order(self, order: Order) -> None:
+        self._orders.append(NumberedOrder(self._next_order, order))
+        self._next_order += 1
+        self._news.set()
+
+    async def orders_after(self, number: int, hold_s: float) -> tuple[NumberedOrder, ...]:
+        """Everything above ``number`` (which acknowledges the rest), waiting at most ``hold_s`` for something."""
+        self._orders = [order for order in self._orders if order.number > number]
+        self._news.clear()
+        if not self._orders:
+            try:
+                async with asyncio.timeout(hold_s):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+        return tuple(self._orders)
+
+    @property
+    def has_orders(self) -> bool:
+        return bool(self._orders)
+
+    def hear(self, report: Report, now_ns: int) -> list[NumberedFact]:
+        """Take a report in; returns the facts that are new."""
+        self.heard_ns = now_ns
+        self.port = report.port
+        self.ranks = report.ranks
+        self._learn_offset(report.mono_ns, now_ns)
+        news = [numbered for numbered in report.facts if numbered.number > self._upto]
+        self._upto = max([self._upto, *(numbered.number for numbered in news)])
+        return news
+
+    @property
+    def upto(self) -> int:
+        return self._upto
+
+    def to_our_clock(self, mono_ns: int) -> int:
+        """An agent's monotonic time in ours; exact on our own host, else too late by the fastest transfer so far."""
+        return mono_ns + (self._offset_ns or 0)
+
+    def _learn_offset(self, sent_ns: int, now_ns: int) -> None:
+        if self._offset_ns != 0:
+            difference = now_ns - sent_ns
+            self._offset_ns = difference if self._offset_ns is None else min(self._offset_ns, difference)
+
+
+class NotYet(Exception):  # noqa: N818 - an answer, not an error
+    """Ask again in a moment: an agent that has been silent may be about to be declared lost."""
+
+
+class Members:
+    """Agents by node name.
+
+    Args:
+        nnodes: Places.
+        command: Hash of the command that all nodes must run.
+        boot: Our kernel's boot id.
+    """
+
+    def __init__(self, nnodes: int, command: str, boot: str) -> None:
+        self.nnodes = nnodes
+        self._command = command
+        self._boot = boot
+        self._by_name: dict[str, Member] = {}
+        self._by_agent: dict[str, Member] = {}
+
+    def admit(self, join: Join, now_ns: int) -> tuple[Member, bool]:
+        """The member for a registration, and whether it is new.
+
+        Raises:
+            SuperviseError: SV111 another command or node count, SV102 every place is taken or the name is.
+            NotYet: A place or the name may become free within ``watch.agent_timeout_s``.
+        """
+        known = self._by_agent.get(join.agent)
+        if known is not None and not known.is_lost:
+            known.heard_ns = now_ns
+            return known, False
+        self._check_command(join)
+        name = self._name_for(join, now_ns)
+        self._check_room(name, now_ns)
+        member = Member(join, name, now_ns, shares_clock=join.boot == self._boot)
+        replaced = self._by_name.get(name)
+        if replaced is not None:
+            self.lose(replaced)
+        self._by_name[name] = self._by_agent[join.agent] = member
+        return member, True
+
+    def get(self, agent: str) -> Member | None:
+        """The agent, unless it is lost or was replaced."""
+        member = self._by_agent.get(agent)
+        return None if member is None or member.is_lost else member
+
+    def at(self, name: str) -> Member | None:
+        member = self._by_name.get(name)
+        return None if member is None or member.is_lost else member
+
+    def lose(self, member: Member) -> None:
+        member.is_lost = True
+
+    @property
+    def live(self) -> list[Member]:
+        return [member for member in self._by_name.values() if not member.is_lost]
+
+    def forgive(self, now_ns: int) -> None:
+        """We ourselves did not run: nobody's silence counts."""
+        for member in self.live:
+            member.heard_ns = now_ns
+
+    def _check_command(self, join: Join) -> None:
+        if join.nnodes != self.nnodes:
+            raise SuperviseError("SV111", f"node {join.node} says --nnodes {join.nnodes}, the run has {self.nnodes}")
+        if join.command != self._command:
+            raise SuperviseError("SV111", f"node {join.node} runs another command than the node that hosts the run")
+
+    def _name_for(self, join: Join, now_ns: int) -> str:
+        name, number = join.node, 1
+        while (holder := self.at(name)) is not None and holder.join.tag != join.tag:
+            if join.is_name_fixed:
+                if not _is_fresh(holder, now_ns):
+                    raise NotYet
+                raise SuperviseError("SV102", f"node name {name} is taken by process {holder.join.pid}")
+            number += 1
+            name = f"{join.node}-{number}"
+        return name
+
+    def _check_room(self, name: str, now_ns: int) -> None:
+        others = [member for member in self.live if member.name != name]
+        if len(others) < self.nnodes:
+            return
+        if all(_is_fresh(member, now_ns) for member in others):
+            names = ", ".join(member.name for member in others)
+            raise SuperviseError("SV102", f"all {self.nnodes} places of this run are taken: {names}")
+        raise NotYet
+
+
+def _is_fresh(member: Member, now_ns: int) -> bool:
+    return now_ns - member.heard_ns < FRESH_S * 1e9

@@ -1,0 +1,228 @@
+"""What a launcher settles before it starts anything: who holds the folder, the token, what its children are told."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import socket
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from midwatch.audit import ensure_run
+from midwatch.config import Config, RunPaths, canonical_json, redact, redact_list, resolve_paths
+from midwatch.core import StorageError, SuperviseError
+from midwatch.storage import ops, sha256_hex
+from midwatch.supervise.procs import SHM
+from midwatch.supervise.protocol import create_token
+from midwatch.supervise.spawn import NodeSetup, resolve_command
+from midwatch.supervise.specs import AgentSpec, CarrySpec, CoordinatorSpec
+
+LOOPBACK: Final = "127.0.0.1"
+_BACKLOG: Final = 2048
+"""Agents of a large run all reconnect at once when the coordinator was restarted."""
+
+
+class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``midwatch run`` was asked for."""
+
+    command: tuple[str, ...]
+    nproc: int = 1
+    nnodes: int = 1
+    config: Config
+    has_config: bool = False
+    """The user named a file or set keys, so ranks are given the result."""
+    node_name: str = ""
+    bind: str = LOOPBACK
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked request: from here on starting can fail only for the machine's reasons."""
+
+    request: LaunchRequest
+    paths: RunPaths
+    command: tuple[str, ...]
+    """Resolved."""
+    command_hash: str
+    tag: str
+    """Unique per invocation; everything that carries it is ours."""
+    node: str
+
+
+def plan(request: LaunchRequest) -> Plan:
+    """Check what can be checked without starting or writing anything.
+
+    Raises:
+        SuperviseError: SV101 the command cannot be started. ConfigError for paths that cannot be expanded.
+    """
+    return Plan(
+        request=request,
+        paths=resolve_paths(request.config),
+        command=resolve_command(request.command),
+        command_hash=sha256_hex(canonical_json(list(request.command))),
+        tag=secrets.token_hex(8),
+        node=request.node_name or socket.gethostname(),
+    )
+
+
+class FolderLock:
+    """The run folder's lock: whoever holds it hosts the coordinator. The kernel frees it however we end."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self._path = path
+        self._fd = fd
+
+    @classmethod
+    def take(cls, folder: Path, tag: str) -> FolderLock | None:
+        """The lock, or None when another launcher holds it.
+
+        Raises:
+            StorageError: ST102 the folder cannot be used.
+        """
+        path = folder / "lock"
+        try:
+            ops.make_dirs(folder)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError("ST102", f"cannot use {folder}: {error.strerror}", path=str(folder)) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since_ns": time.time_ns(), "tag": tag}
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(holder).encode(), 0)
+        return cls(path, fd)
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
+def refuse_second(folder: Path) -> SuperviseError:
+    """The error that says who holds the folder."""
+    try:
+        holder: dict[str, Any] = json.loads((folder / "lock").read_text())
+    except (OSError, ValueError):
+        holder = {}
+    since = holder.get("since_ns")
+    when = f", since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since / 1e9))}" if since else ""
+    who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}{when}"
+    return SuperviseError("SV102", f"the run in {folder.parent} is live: held by {who}", **holder)
+
+
+class Host:
+    """The hosting node's part: token, listening socket, the coordinator's task."""
+
+    def __init__(self, plan: Plan) -> None:
+        folder = plan.paths.supervisor_dir
+        for stale in ("coordinator.json", "token"):
+            (folder / stale).unlink(missing_ok=True)
+        self._plan = plan
+        self.run = ensure_run(plan.paths.run_dir, name=plan.request.config.run.name).run
+        self.token = create_token(folder / "token").hex()
+        self.listener = _listen(plan.request.bind)
+        self.address = _advertised(plan.request.bind)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}:{self.listener.getsockname()[1]}"
+
+    def task(self) -> CoordinatorSpec:
+        plan, config = self._plan, self._plan.request.config
+        return CoordinatorSpec(
+            carry=CarrySpec(
+                run=self.run,
+                run_dir=str(plan.paths.run_dir),
+                checkpoint_dir=str(plan.paths.checkpoint_dir),
+                tag=plan.tag,
+                confirm_s=config.watch.confirm_s,
+                max_restarts=config.restart.max_restarts,
+            ),
+            nnodes=plan.request.nnodes,
+            command_hash=plan.command_hash,
+            command=tuple(str(word) for word in redact_list(plan.request.command)),
+            token=self.token,
+            socket_fd=self.listener.fileno(),
+            host=self.address,
+            watch=config.watch,
+            restart=config.restart,
+            config_digest=sha256_hex(canonical_json(redact(msgspec.to_builtins(config))))[:16],
+        )
+
+    def close(self) -> None:
+        """Nobody can join any more."""
+        self.listener.close()
+        for name in ("coordinator.json", "token"):
+            (self._plan.paths.supervisor_dir / name).unlink(missing_ok=True)
+
+
+def agent_task(plan: Plan, *, url: str, token: str, run: str, address: str, config_path: Path | None) -> AgentSpec:
+    """What this node's agent is told."""
+    request = plan.request
+    setup = NodeSetup(
+        command=plan.command,
+        node=plan.node,
+        nproc=request.nproc,
+        tag=plan.tag,
+        run=run,
+        run_dir=str(plan.paths.run_dir),
+        config_path=str(config_path or ""),
+    )
+    return AgentSpec(
+        setup=setup,
+        is_name_fixed=bool(request.node_name),
+        nnodes=request.nnodes,
+        command_hash=plan.command_hash,
+        url=url,
+        token=token,
+        address=address,
+        watch=request.config.watch,
+        patience_s=request.config.restart.join_timeout_s,
+    )
+
+
+def write_rank_config(plan: Plan) -> Path | None:
+    """The resolved configuration for the ranks: in memory, mode 0600, removed with everything else of this invocation.
+
+    Not in the run folder, because ``[train]`` may hold what must not be kept.
+    """
+    if not plan.request.has_config:
+        return None
+    path = (SHM if SHM.is_dir() else plan.paths.supervisor_dir) / f"midwatch-{plan.tag}-config.json"
+    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        # The standard library's writer keeps infinity and NaN; msgspec's turns them into null.
+        json.dump(msgspec.to_builtins(plan.request.config), file, default=str)
+    return path
+
+
+def route_address(host: str) -> str:
+    """The address by which this machine reaches ``host``, and so the one by which others reach this machine."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # Sends nothing: only picks the route.
+            return str(probe.getsockname()[0])
+        except OSError:
+            return LOOPBACK
+
+
+def _listen(bind: str) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.bind((bind, 0))
+    except OSError as error:
+        listener.close()
+        raise SuperviseError("SV106", f"cannot listen on {bind}: {error.strerror or error}") from error
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def _advertised(bind: str) -> str:
+    if bind not in ("", "0.0.0.0"):
+        return socket.gethostbyname(bind)
+    return socket.gethostbyname(socket.gethostname())

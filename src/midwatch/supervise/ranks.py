@@ -1,0 +1,212 @@
+"""The processes of one attempt on one node: started together, watched by pidfd and slot, ended together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from midwatch.config import WatchConfig
+from midwatch.core import SuperviseError
+from midwatch.pulse import Flag, PulseReader, Slot, SlotFile
+from midwatch.supervise.kernel import oom_kill_count
+from midwatch.supervise.procs import SHM, read_stat
+from midwatch.supervise.sample import RankView
+from midwatch.supervise.spawn import NodeSetup, log_paths, rank_environment, start_rank
+from midwatch.supervise.waiting import ExitWatch
+from midwatch.supervise.watch import RankWatch
+from midwatch.supervise.wire import Exited, Fact, RankStatus, StartRanks
+
+_NOT_STARTED: Final = 127
+"""The shell's code for "command not found": reported when a rank could not even be executed."""
+
+
+class RankProc:
+    """One rank: its process, its files, its watch, and how it ended."""
+
+    def __init__(self, rank: int, local_rank: int, files: tuple[Path, Path, Path], watch: RankWatch) -> None:
+        self.rank = rank
+        self.local_rank = local_rank
+        self.out, self.err, self.error = files
+        self.watch = watch
+        self.process: subprocess.Popen[bytes] | None = None
+        self.exit_watch: ExitWatch | None = None
+        self.exited: Exited | None = None
+        self.signalled_by_us = False
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid if self.process else 0
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.exited is None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the rank itself, not its session: data loaders must survive a SIGTERM so that it can save."""
+        # poll: a rank that ended by itself a moment ago was not torn down by us.
+        if self.is_alive and self.process is not None and self.process.poll() is None:
+            self.signalled_by_us = True
+            self.process.send_signal(number)
+
+
+class LocalAttempt:
+    """This node's share of one attempt.
+
+    Args:
+        setup: Of this node.
+        start: What the coordinator ordered.
+        config: When silence is suspicious.
+        tell: Called with each fact, in order.
+    """
+
+    def __init__(self, setup: NodeSetup, start: StartRanks, config: WatchConfig, tell: Callable[[Fact], None]) -> None:
+        self.setup = setup
+        self.start = start
+        self.number = start.attempt
+        self.started_ns = time.monotonic_ns()
+        self.is_stopping = False
+        self._tell = tell
+        self._on_change: list[Callable[[], None]] = []
+        self._slots: SlotFile | None = None
+        self._reader: PulseReader | None = None
+        self._oom_base = oom_kill_count(os.getpid())
+        run_dir = Path(setup.run_dir)
+        self.ranks = [
+            RankProc(
+                rank,
+                local_rank,
+                log_paths(run_dir, start.attempt, setup.node, rank),
+                RankWatch(start.attempt, rank, self.started_ns, config),
+            )
+            for local_rank, rank in enumerate(start.ranks)
+        ]
+
+    def launch(self, base: Mapping[str, str]) -> None:
+        """Start every rank. One that cannot be executed counts as ended with 127, its reason in its stderr file."""
+        path = SHM / f"midwatch-{self.setup.tag}-a{self.number:04d}"
+        path.unlink(missing_ok=True)
+        self._slots = SlotFile.create(path, len(self.ranks), attempt=self.number)
+        self._reader = PulseReader(path, file=self._slots)
+        for proc in self.ranks:
+            paths = {"pulse": str(path), "error": str(proc.error)}
+            env = rank_environment(base, self.setup, self.start, proc.local_rank, paths)
+            try:
+                proc.process = start_rank(self.setup.command, env, proc.out, proc.err)
+            except SuperviseError as error:
+                with proc.err.open("a") as file:
+                    file.write(f"{error}\n")
+                self._end(proc, _NOT_STARTED)
+                continue
+            proc.exit_watch = ExitWatch(proc.pid, lambda proc=proc: self._reap(proc))
+
+    @property
+    def are_all_ended(self) -> bool:
+        return all(not proc.is_alive for proc in self.ranks)
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call back after each exit."""
+        self._on_change.append(callback)
+
+    def slot(self, proc: RankProc) -> Slot:
+        assert self._reader is not None
+        return self._reader.read(proc.local_rank)
+
+    def poll(self, now_ns: int) -> None:
+        """Look at every living rank once and tell what is new."""
+        for proc in self.ranks:
+            if not proc.is_alive or self.is_stopping:
+                continue
+            stat = read_stat(proc.pid)
+            for fact in proc.watch.feed(self.slot(proc), stat.state if stat else "?", now_ns):
+                self._tell(fact)
+
+    def forgive(self, now_ns: int) -> None:
+        for proc in self.ranks:
+            proc.watch.forgive(now_ns)
+
+    def set_flag(self, flag: Flag) -> None:
+        assert self._reader is not None
+        for proc in self.ranks:
+            self._reader.set_flag(proc.local_rank, flag)
+
+    def ask_to_exit(self) -> None:
+        """Attached ranks look at the flag between steps; the others understand only a signal."""
+        self.set_flag(Flag.STOP)
+        for proc in self.ranks:
+            if not self.slot(proc).is_attached:
+                proc.signal(signal.SIGTERM)
+
+    def views(self) -> list[RankView]:
+        """What ``sample`` starts from."""
+        return [self._view(proc) for proc in self.ranks]
+
+    def statuses(self) -> tuple[RankStatus, ...]:
+        now_ns = time.monotonic_ns()
+        return tuple(_status(proc, self.slot(proc), now_ns) for proc in self.ranks)
+
+    def facts(self) -> list[Fact]:
+        """Everything a coordinator that remembers nothing must be told again."""
+        told: list[Fact] = [proc.exited for proc in self.ranks if proc.exited]
+        slots = ((proc, self.slot(proc)) for proc in self.ranks)
+        return [*(proc.watch.resume_fact(slot) for proc, slot in slots if slot.has_resumed), *told]
+
+    def close(self) -> None:
+        """Give back descriptors and shared memory; every rank must have ended."""
+        for proc in self.ranks:
+            if proc.exit_watch:
+                proc.exit_watch.close()
+        if self._slots is not None:
+            self._slots.unlink()
+            self._slots.close()
+
+    def _reap(self, proc: RankProc) -> None:
+        assert proc.process is not None
+        self._end(proc, proc.process.wait())
+
+    def _end(self, proc: RankProc, exit_code: int) -> None:
+        is_finished = self.slot(proc).is_finished
+        proc.exited = Exited(
+            attempt=self.number,
+            rank=proc.rank,
+            exit_code=exit_code,
+            mono_ns=time.monotonic_ns(),
+            is_finished=is_finished,
+        )
+        self._tell(proc.exited)
+        for callback in self._on_change:
+            callback()
+
+    def _view(self, proc: RankProc) -> RankView:
+        count = oom_kill_count(os.getpid())
+        return RankView(
+            rank=proc.rank,
+            pid=proc.pid,
+            slot=self.slot(proc),
+            exit_code=proc.exited.exit_code if proc.exited else None,
+            exit_mono_ns=proc.exited.mono_ns if proc.exited else None,
+            signalled_by_us=proc.signalled_by_us,
+            is_overdue=proc.watch.is_overdue,
+            is_oom_counted=count is not None and self._oom_base is not None and count > self._oom_base,
+            err_path=proc.err,
+            error_path=proc.error,
+        )
+
+
+def _status(proc: RankProc, slot: Slot, now_ns: int) -> RankStatus:
+    return RankStatus(
+        rank=proc.rank,
+        pid=proc.pid,
+        state=slot.state,
+        step=slot.step,
+        steps_done=slot.steps_done,
+        phase=slot.phase,
+        phase_age_s=round(slot.phase_age_s(now_ns), 3) if slot.is_attached else 0.0,
+        verified_step=slot.verified_step,
+        is_attached=slot.is_attached,
+        exit_code=proc.exited.exit_code if proc.exited else None,
+    )

@@ -1,0 +1,118 @@
+"""From what agents tell to what the decision core understands."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Final
+
+from midwatch.supervise.members import Member
+from midwatch.supervise.messages import (
+    CheckpointVerified,
+    Event,
+    ProgressMade,
+    RankExited,
+    RankResumed,
+    RanksGone,
+    RanksStarted,
+    RankSuspected,
+    StopRequested,
+)
+from midwatch.supervise.wire import (
+    Exited,
+    Gone,
+    NumberedFact,
+    RankStatus,
+    Resumed,
+    Sampled,
+    Started,
+    StopAsked,
+    Suspected,
+)
+
+_PROGRESS_NS: Final = 1_000_000_000
+"""Between two progress events; the core needs the trend, not each step."""
+
+
+def translate(member: Member, numbered: NumberedFact, now_ns: int) -> Event | None:
+    """The event a fact is; None for evidence, which is gathered first."""
+    node, fact = member.name, numbered.fact
+    cause = f"{node}#{numbered.number}"
+    match fact:
+        case Started(attempt=attempt):
+            return RanksStarted(cause=cause, now_ns=now_ns, node=node, attempt=attempt)
+        case Exited(attempt=attempt, rank=rank):
+            return RankExited(
+                cause=cause,
+                now_ns=now_ns,
+                node=node,
+                attempt=attempt,
+                rank=rank,
+                exit_code=fact.exit_code,
+                is_finished=fact.is_finished,
+            )
+        case Suspected(attempt=attempt, rank=rank):
+            return RankSuspected(
+                cause=cause,
+                now_ns=now_ns,
+                node=node,
+                attempt=attempt,
+                rank=rank,
+                step=fact.step,
+                phase=fact.phase,
+                silent_s=fact.silent_s,
+                deadline_s=fact.deadline_s,
+                proc_state=fact.proc_state,
+            )
+        case Resumed(attempt=attempt, rank=rank):
+            return RankResumed(
+                cause=cause,
+                now_ns=now_ns,
+                node=node,
+                attempt=attempt,
+                rank=rank,
+                step=fact.step,
+                checkpoint=fact.checkpoint,
+                config_hash=fact.config_hash,
+            )
+        case Gone(attempt=attempt):
+            return RanksGone(cause=cause, now_ns=now_ns, node=node, attempt=attempt, leftovers=fact.leftovers)
+        case StopAsked():
+            return StopRequested(cause=cause, now_ns=now_ns, reason=f"{fact.reason} (node {node})")
+        case Sampled():
+            return None
+
+
+class Progress:
+    """Turns the ranks' states into progress and verified-checkpoint events."""
+
+    def __init__(self) -> None:
+        self._attempt = 0
+        self._step = -1
+        self._told_ns = 0
+        self._verified = -1
+        self._number = itertools.count(1)
+
+    def look(self, attempt: int, members: Iterable[Member], now_ns: int, *, is_urgent: bool) -> list[Event]:
+        """What is new since the last look; ``is_urgent`` tells progress now, because an exit comes right behind it."""
+        if attempt != self._attempt:
+            self._attempt, self._step, self._told_ns = attempt, -1, 0
+        ranks = [rank for member in members for rank in member.ranks if rank.is_attached]
+        cause = f"progress#{next(self._number)}"
+        events: list[Event] = []
+        slowest = min((done_step(rank) for rank in ranks), default=-1)
+        if slowest > self._step and (is_urgent or now_ns - self._told_ns >= _PROGRESS_NS):
+            self._step, self._told_ns = slowest, now_ns
+            events.append(ProgressMade(cause=cause, now_ns=now_ns, attempt=attempt, step=slowest))
+        verified = max((rank.verified_step for rank in ranks if rank.verified_step is not None), default=-1)
+        if verified > self._verified:
+            self._verified = verified
+            events.append(CheckpointVerified(cause=cause, now_ns=now_ns, attempt=attempt, step=verified))
+        return events
+
+
+def done_step(rank: RankStatus) -> int:
+    """The newest step this rank has finished in this attempt; -1 for none."""
+    if rank.step is None or rank.steps_done == 0:
+        return -1
+    return rank.step if rank.state == "finished" else rank.step - 1

@@ -1,0 +1,226 @@
+"""Evidence about the ranks of one node: slots, process states, stacks, last words, kernel facts. Parallel, bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+
+from midwatch.config import redact, redact_text
+from midwatch.faults.types import Frame, RankEvidence
+from midwatch.pulse import Slot
+from midwatch.supervise.kernel import KernelLog, oom_victims
+from midwatch.supervise.procs import read_stat
+from midwatch.supervise.waiting import wait_process
+from midwatch.supervise.wire import Sampled, SampleRanks
+
+TAIL_LINES: Final = 200
+_TAIL_BYTES: Final = 128 * 1024
+_ERROR_FILE_BYTES: Final = 1024 * 1024
+_STACK_FRAMES: Final = 100
+Stack = tuple[Frame, ...]
+
+
+class RankView(msgspec.Struct, kw_only=True):
+    """What the agent already knows about a rank when it is sampled."""
+
+    rank: int
+    pid: int
+    slot: Slot
+    exit_code: int | None
+    exit_mono_ns: int | None
+    signalled_by_us: bool
+    is_overdue: bool
+    is_oom_counted: bool
+    err_path: Path
+    error_path: Path
+
+
+class _Look(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample of one rank."""
+
+    slot: Slot
+    state: str = "?"
+    cpu_s: float | None = None
+    wchan: str = ""
+    stack: Stack = ()
+    remark: str = ""
+
+
+class Sampler:
+    """Gathers this node's part of an incident.
+
+    Args:
+        node: Its name, for the evidence.
+        kernel: The kernel log.
+    """
+
+    def __init__(self, node: str, kernel: KernelLog) -> None:
+        self.node = node
+        self._kernel = kernel
+        self._py_spy = find_py_spy()
+        self.helpers: set[int] = set()
+        """Our own children at work; a teardown must spare them."""
+
+    async def gather(self, order: SampleRanks, reread: Callable[[], Sequence[RankView]], since_ns: int) -> Sampled:
+        """Take the samples and put them together.
+
+        Args:
+            order: How many samples, how far apart, and the time for all of it.
+            reread: Returns the ranks as they are now; asked before each sample.
+            since_ns: Monotonic start of the attempt, for the kernel log.
+
+        Blocking: no; ends after ``order.cap_s`` at the latest.
+        """
+        end = time.monotonic() + order.cap_s
+        first_at, views = time.monotonic(), reread()
+        first = await self._look_all(views, end)
+        last, window_s = first, 0.0
+        for _ in range(order.samples - 1):
+            await asyncio.sleep(max(0.0, min(first_at + order.gap_s, end) - time.monotonic()))
+            views = reread()
+            window_s = time.monotonic() - first_at
+            last = await self._look_all(views, end)
+        kernel_lines = self._kernel.lines(since_ns)
+        victims = oom_victims(kernel_lines)
+        evidence = (
+            _evidence(self.node, view, [first[view.rank], last[view.rank]][: order.samples], victims)
+            for view in views
+            if view.rank in first
+        )
+        looks = [*first.values(), *last.values()]
+        remarks = {look.remark for look in looks if look.remark} | {self._kernel.remark} - {""}
+        waits = {f"rank {rank} waits in {look.wchan}" for rank, look in last.items() if look.wchan}
+        return Sampled(
+            attempt=order.attempt,
+            incident=order.incident,
+            ranks=tuple(evidence),
+            kernel_lines=tuple(redact_text(line) for line in kernel_lines),
+            window_s=window_s,
+            remarks=tuple(sorted(remarks | waits)),
+        )
+
+    async def _look_all(self, views: Sequence[RankView], end: float) -> dict[int, _Look]:
+        looks = await asyncio.gather(*(self._look(view, end) for view in views))
+        return {view.rank: look for view, look in zip(views, looks, strict=True)}
+
+    async def _look(self, view: RankView, end: float) -> _Look:
+        stat = read_stat(view.pid) if view.exit_code is None else None
+        if stat is None or stat.state in "ZX":
+            return _Look(slot=view.slot, state=stat.state if stat else "X")
+        wchan = _read_text(Path(f"/proc/{view.pid}/wchan"))
+        stack, remark = await self._stack(view, stat.state, end)
+        return _Look(
+            slot=view.slot,
+            state=stat.state if stat.state in "RSDTZXI" else "?",
+            cpu_s=stat.cpu_s,
+            wchan=wchan if wchan != "0" else "",
+            stack=stack,
+            remark=remark,
+        )
+
+    async def _stack(self, view: RankView, state: str, end: float) -> tuple[Stack, str]:
+        if self._py_spy is None:
+            return (), "no stacks: py-spy is not installed"
+        command = [self._py_spy, "dump", "--json", "--pid", str(view.pid)]
+        # A stopped process cannot be stopped once more by ptrace; reading it while it stands still is as good.
+        command += ["--nonblocking"] if state == "T" else []
+        output = os.memfd_create("midwatch-py-spy", os.MFD_CLOEXEC)
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL)
+            self.helpers.add(process.pid)
+            code = await wait_process(process, max(0.05, end - time.monotonic()))
+            if code is None:
+                process.kill()
+                await wait_process(process, 1.0)
+            self.helpers.discard(process.pid)
+            if code is None:
+                return (), f"rank {view.rank}: no stack in time"
+            if code != 0:
+                return (), f"rank {view.rank}: no stack (py-spy: no permission to trace, or the process just ended)"
+            return parse_stack(os.pread(output, os.fstat(output).st_size, 0), view.pid), ""
+        finally:
+            os.close(output)
+
+
+def find_py_spy() -> str | None:
+    """The py-spy of this installation, else the one on PATH."""
+    beside = Path(sys.executable).parent / "py-spy"
+    return str(beside) if beside.is_file() else shutil.which("py-spy")
+
+
+def parse_stack(document: bytes, pid: int) -> Stack:
+    """The main thread's frames of ``py-spy dump --json``, innermost first; empty for anything unreadable."""
+    try:
+        threads = json.loads(document)
+        main = next(t for t in threads if t.get("thread_name") == "MainThread" or t.get("os_thread_id") == pid)
+        frames = [Frame(str(f["name"]), str(f["filename"]), int(f["line"])) for f in main["frames"]]
+    except (ValueError, TypeError, KeyError, StopIteration, AttributeError):
+        return ()
+    return tuple(frames[:_STACK_FRAMES])
+
+
+def read_tail(path: Path) -> tuple[str, ...]:
+    """The last lines of a log, secrets hidden; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return ()
+    return tuple(redact_text(line) for line in lines[-TAIL_LINES:])
+
+
+def read_error_file(path: Path) -> dict[str, Any] | None:
+    """The torchelastic error file, secrets hidden; None when there is none or it is not a JSON object."""
+    with contextlib.suppress(OSError, ValueError):
+        with path.open("rb") as file:
+            value = json.loads(file.read(_ERROR_FILE_BYTES))
+        if isinstance(value, dict):
+            return cast("dict[str, Any]", redact(value))
+    return None
+
+
+def _evidence(node: str, view: RankView, looks: Sequence[_Look], oom: set[int]) -> RankEvidence:
+    first, last, slot = looks[0], looks[-1], view.slot
+    has_two = len(looks) > 1 and first.cpu_s is not None and last.cpu_s is not None
+    is_killed = view.exit_code == -9 and not view.signalled_by_us
+    return RankEvidence(
+        rank=view.rank,
+        node=node,
+        pid=view.pid,
+        exit_code=view.exit_code,
+        exit_mono_ns=view.exit_mono_ns,
+        signalled_by_us=view.signalled_by_us,
+        is_attached=slot.is_attached,
+        step=slot.step,
+        phase=slot.phase if slot.is_attached else "",
+        phase_age_s=slot.phase_age_s(time.monotonic_ns()) if slot.is_attached else None,
+        is_finished=slot.is_finished,
+        is_overdue=view.is_overdue,
+        proc_state=cast("Any", last.state),
+        cpu_delta_s=(last.cpu_s or 0.0) - (first.cpu_s or 0.0) if has_two else None,
+        steps_advanced=max(0, last.slot.beats - first.slot.beats) if len(looks) > 1 else 0,
+        stacks=tuple(look.stack for look in looks if look.stack),
+        stderr_tail=read_tail(view.err_path),
+        error_file=read_error_file(view.error_path),
+        oom_killed=is_killed and (view.pid in oom or view.is_oom_counted),
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

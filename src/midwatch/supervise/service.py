@@ -1,0 +1,117 @@
+"""What the coordinator answers: joins, reports, order polls, status questions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import msgspec
+from aiohttp import web
+
+from midwatch.core import ProtocolError
+from midwatch.supervise.door import Door
+from midwatch.supervise.gathering import Gathering
+from midwatch.supervise.members import Member, Members
+from midwatch.supervise.messages import Event, NodeJoined
+from midwatch.supervise.protocol import Envelope
+from midwatch.supervise.reports import Progress, translate
+from midwatch.supervise.wire import Join, NumberedFact, Orders, Receipt, Report, Sampled, StatusAnswer, Welcome
+
+HOLD_S: Final = 20.0
+"""How long an order poll is held open; well below what proxies and firewalls cut."""
+
+
+class Mind(Protocol):
+    """What the service needs of the coordinator."""
+
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def gathering(self) -> Gathering | None: ...
+    def feed(self, event: Event) -> None: ...
+    def status(self) -> dict[str, Any]: ...
+
+
+class Service:
+    """The handlers behind the door."""
+
+    def __init__(self, run: str, members: Members, mind: Mind, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._run = run
+        self._members = members
+        self._mind = mind
+        self._now_ns = now_ns
+        self._progress = Progress()
+        self._agents: dict[str, str] = {}
+        """Sender prefix (one per agent process) -> agent id."""
+
+    def open(self, door: Door) -> None:
+        door.add("POST", "/v1/join", self._join)
+        door.add("POST", "/v1/report", self._report)
+        door.add("GET", "/v1/commands", self._commands)
+        door.add("GET", "/v1/status", self._status)
+
+    async def _join(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
+        join = msgspec.json.decode(body, type=Join)
+        now_ns = self._now_ns()
+        member, is_new = self._members.admit(join, now_ns)
+        self._agents[_process(envelope)] = join.agent
+        if is_new:
+            self._mind.feed(
+                NodeJoined(
+                    cause=f"{member.name}#join",
+                    now_ns=now_ns,
+                    node=member.name,
+                    agent=join.agent,
+                    nproc=join.nproc,
+                    address=join.address,
+                    running_attempt=join.running_attempt,
+                )
+            )
+        return Welcome(node=member.name, run=self._run)
+
+    async def _report(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
+        report = msgspec.json.decode(body, type=Report)
+        member, now_ns = self._member(envelope), self._now_ns()
+        news = member.hear(report, now_ns)
+        if report.attempt == self._mind.attempt:
+            for event in self._progress.look(report.attempt, self._members.live, now_ns, is_urgent=bool(news)):
+                self._mind.feed(event)
+        for numbered in news:
+            self._take(member, numbered, now_ns)
+        return Receipt(upto=member.upto)
+
+    def _take(self, member: Member, numbered: NumberedFact, now_ns: int) -> None:
+        event = translate(member, numbered, now_ns)
+        if event is not None:
+            self._mind.feed(event)
+        elif isinstance(numbered.fact, Sampled) and self._mind.gathering is not None:
+            self._mind.gathering.take(member, numbered.fact)
+
+    async def _commands(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
+        member = self._member(envelope)
+        member.heard_ns = self._now_ns()
+        after = request.query.get("after", "")
+        orders = await member.orders_after(int(after) if after.isdigit() else 0, HOLD_S)
+        return Orders(orders=orders)
+
+    async def _status(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
+        return StatusAnswer(status=self._mind.status())
+
+    def _member(self, envelope: Envelope) -> Member:
+        """The agent that sent this.
+
+        Raises:
+            ProtocolError: PR103 it was declared lost or replaced: its ranks must end. PR102 it has not joined yet.
+        """
+        agent = self._agents.get(_process(envelope))
+        if agent is None:
+            raise ProtocolError("PR102", "join first")
+        member = self._members.get(agent)
+        if member is None:
+            raise ProtocolError("PR103", f"agent {agent} was replaced; attempt {self._mind.attempt} is the newest")
+        return member
+
+
+def _process(envelope: Envelope) -> str:
+    return envelope.sender.rpartition("/")[0]

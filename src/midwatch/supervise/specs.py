@@ -1,0 +1,57 @@
+"""What a launcher tells the processes it starts: the first line on their stdin, never environment or command line."""
+
+from __future__ import annotations
+
+import msgspec
+
+from midwatch.config import RestartConfig, WatchConfig
+from midwatch.supervise.spawn import NodeSetup
+
+
+class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent's task."""
+
+    setup: NodeSetup
+    is_name_fixed: bool
+    nnodes: int
+    command_hash: str
+    url: str
+    token: str
+    """Hex; a secret."""
+    address: str
+    """Where other nodes reach this one."""
+    watch: WatchConfig
+    patience_s: float
+    """With nothing running and nobody to talk to, give up after this long."""
+
+
+class CarrySpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What carrying out decisions needs to know about the run."""
+
+    run: str
+    run_dir: str
+    checkpoint_dir: str
+    tag: str
+    """Of the hosting launcher: its own agent need not repeat our sentences."""
+    confirm_s: float
+    max_restarts: int
+
+
+class CoordinatorSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A coordinator's task."""
+
+    carry: CarrySpec
+    nnodes: int
+    command_hash: str
+    command: tuple[str, ...]
+    """As typed, without secrets; for the ledger."""
+    token: str
+    """Hex; a secret."""
+    socket_fd: int
+    """The launcher's listening socket: connections wait in it while a killed coordinator is started again."""
+    host: str
+    """What other nodes connect to."""
+    watch: WatchConfig
+    restart: RestartConfig
+    config_digest: str
+    """Of the resolved configuration; for the ledger."""

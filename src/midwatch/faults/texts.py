@@ -58,8 +58,8 @@ class Fatal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def quote(line: str) -> str:
-    """A foreign line as evidence: one line, bounded."""
-    line = " ".join(line.split())
+    """A foreign line as evidence: one line, bounded, nothing a terminal would obey."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in line).split())
     return line if len(line) <= LINE_LENGTH else line[: LINE_LENGTH - 1] + "…"
 
 
@@ -127,7 +127,7 @@ def _read_traceback(lines: list[str], at: int, *, is_chained: bool) -> tuple[Rai
     if match is None:
         return None, at
     end = at + 1
-    while end < len(lines) and end - at < DETAIL_LINES and lines[end].strip() and not _HEADER.match(lines[end]):
+    while end < len(lines) and end - at < DETAIL_LINES and _is_detail(lines[end]):
         end += 1
     raised = Raised(
         type=match["type"],
@@ -137,6 +137,10 @@ def _read_traceback(lines: list[str], at: int, *, is_chained: bool) -> tuple[Rai
         is_chained=is_chained,
     )
     return raised, end
+
+
+def _is_detail(line: str) -> bool:
+    return bool(line.strip()) and line.strip() not in _CHAIN and not _HEADER.match(line)
 
 
 def ends_uncaught(lines: Sequence[str]) -> bool:

@@ -26,6 +26,9 @@ GENESIS = "0" * 64
 MAX_LINE_BYTES = 256 * 1024
 """Larger data is replaced by its size: one event must not fill the disk, and a line must fit into one write."""
 
+MAX_TEXT = 16 * 1024
+"""One text of an event; whole logs lie beside the ledger, not in it."""
+
 _TAIL = re.compile(rb',"hash":"([0-9a-f]{64})"\}\Z')
 _TAIL_BYTES = len(',"hash":""}') + 64
 _DEPTH = 16
@@ -86,6 +89,8 @@ def _plain(value: Any, depth: int) -> Any:
     if value is None or isinstance(value, (bool, int)):
         return value if value is None or isinstance(value, bool) else int(value)
     if isinstance(value, str):
+        if len(value) > MAX_TEXT:
+            value = f"{value[:MAX_TEXT]}... ({len(value)} characters)"
         # Log lines and file names may hold bytes that are no text; JSON cannot.
         return str(value) if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, float):

@@ -40,17 +40,18 @@ _SHAPES = re.compile(
     | \b(?:AKIA|ASIA)[0-9A-Z]{16}\b
     | \bAIza[0-9A-Za-z_-]{30,}
     | \bxox[abprs]-[A-Za-z0-9-]{10,}
-    | \beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*
+    | \beyJ[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]*
     | (?<=://)[^\s/@:]*:[^\s/@]+(?=@)
     | (?i:(?<=\bbearer\ ))[A-Za-z0-9._~+/=-]{8,}
     | (?i:(?<=\bauthorization:\ ))[^\n]+
     """,
     re.VERBOSE,
 )
+# Bounded repeats and a fixed start of each name: log text may be a megabyte without a space.
 _ASSIGNED = re.compile(
-    r"(?P<name>[A-Za-z_][A-Za-z0-9_.-]*)(?P<sign>\s*[=:]\s*)(?P<value>\"[^\"]*\"|'[^']*'|[^\s,;&'\"]+)"
+    r"(?<![A-Za-z0-9_])(?P<name>[A-Za-z_][A-Za-z0-9_.-]{0,80})(?P<sign>\s{0,4}[=:]\s{0,4})"
+    r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s,;&'\"]+)"
 )
-
 _LONG = 16
 """Prose says "unexpected token: )" and "unknown key: x"; what follows a real one is longer."""
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from midwatch.config.redact import redact_text
+from midwatch.config.redact import is_secret_name, redact_text
 from midwatch.config.schema import Config
 from midwatch.core import ConfigError
 
@@ -113,9 +113,14 @@ def _parse_toml(path: Path, text: str) -> dict[str, Any]:
         line = int(place[1]) if place else text.count("\n") + 1
         what = _TOML_PLACE.sub("", str(error)).replace("(at end of document)", "").strip()
         lines = text.splitlines()
-        shown = redact_text(lines[line - 1].strip()) if 0 < line <= len(lines) else ""
+        shown = _harmless(lines[line - 1]) if 0 < line <= len(lines) else ""
         message = f"{path}:{line}: {what}: {shown[:120]}" if shown else f"{path}:{line}: {what}"
         raise ConfigError("CF105", message, path=str(path), line=line) from error
+
+
+def _harmless(line: str) -> str:
+    # A broken line cannot be parsed for its value, so a secret's whole line stays hidden.
+    return "" if is_secret_name(line.partition("=")[0]) else redact_text(line.strip())
 
 
 def _parse_json(path: Path, text: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import msgspec
 from midwatch.core import CheckpointError, MidwatchError
 from midwatch.storage import canonical_json, ops
 
-FIRST_PAUSE_S = 0.005
+FIRST_PAUSE_S = 0.002
 LONGEST_PAUSE_S = 0.05
 """Between two looks: short enough not to be felt in a save, long enough to cost a file server nothing."""
 

@@ -242,7 +242,8 @@ def remove_checkpoint(root: Path, name: str) -> None:
     path = root / name
     if not name.endswith(PARTIAL_SUFFIX):
         doomed = root / f"{name}{PARTIAL_SUFFIX}"
-        ops.remove_tree(doomed)
+        if doomed.exists():
+            ops.remove_tree(doomed)
         ops.rename(path, doomed)
         ops.fsync_dir(root)
         path = doomed

@@ -174,16 +174,20 @@ class _Checker:
             self._wrong_size(file, receipt, size)
         elif self._deep:
             self._bytes(path, file, receipt)
+        else:
+            self._header(path)
+
+    def _header(self, path: Path) -> None:
+        try:
+            read_header(path)
+        except CheckpointError as error:
+            self._report("CK104", path.name, error.message)
 
     def _foreign_owner(self, path: Path, rank: int) -> str:
         """Whose shard it is when the header readably tells of another one. Damage to it is found by digest."""
         try:
             header = read_header(path)
-        except CheckpointError as error:
-            if not self._deep:
-                self._report("CK104", path.name, error.message)
-            return ""
-        except OSError:
+        except (CheckpointError, OSError):
             return ""
         if header.identity is None:
             return "not a shard that midwatch wrote"

@@ -136,8 +136,6 @@ def symlink(path: Path, target: str) -> None:
 
 def mkdir(path: Path, *, mode: int = 0o755) -> None:
     """Create the folder; an existing one is fine."""
-    if path.is_dir():
-        return
     _notice("mkdir", path)
     path.mkdir(mode=mode, exist_ok=True)
 

@@ -1,0 +1,153 @@
+"""Small real checkpoints without torch: several ranks in one process, a few kilobytes each."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+from midwatch.checkpoint.board import Board
+from midwatch.checkpoint.format import (
+    ImagePlan,
+    ManifestDraft,
+    SaveEvent,
+    SaveJob,
+    ShardIdentity,
+    TensorSpec,
+    committed_names,
+    plan_image,
+    shard_metadata,
+)
+from midwatch.checkpoint.saving import run_save
+from midwatch.core import CheckpointError, CheckpointName
+from midwatch.storage import claim_attempt
+from midwatch.testing.ioshim import IoShim, SimulatedDeath
+
+CHUNK_BYTES = 4096
+ROWS = 6
+COLUMNS = 300
+
+
+class SmallRun:
+    """A run folder whose ranks save a row-sharded matrix, a replicated scalar and a private vector.
+
+    Args:
+        local_dir: With one, each save goes through this node-local tier first.
+        commit_timeout_s: Short: in one process a rank that has not come by then never comes.
+    """
+
+    def __init__(
+        self, run_dir: Path, *, world_size: int = 2, local_dir: Path | None = None, commit_timeout_s: float = 10.0
+    ) -> None:
+        self.run_dir = run_dir
+        self.root = run_dir / "checkpoints"
+        self.world_size = world_size
+        self.local_dir = local_dir
+        self.commit_timeout_s = commit_timeout_s
+        self.run_id = "r20250101-00000000"
+        self.attempt = 0
+        self.keep_last = 3
+
+    def claim(self) -> int:
+        """Begin the next attempt."""
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self.attempt = claim_attempt(self.run_dir, run=self.run_id, inventory=committed_names(self.root))
+        return self.attempt
+
+    def name(self, step: int) -> str:
+        """The checkpoint's name if this attempt saves ``step``."""
+        return str(CheckpointName(step, self.attempt))
+
+    def specs(self, rank: int) -> list[TensorSpec]:
+        """The tensors of one rank's shard."""
+        rows = ROWS // self.world_size
+        specs = [
+            TensorSpec(
+                key="model.weight",
+                dtype="F32",
+                shape=(rows, COLUMNS),
+                offsets=(rows * rank, 0),
+                global_shape=(rows * self.world_size, COLUMNS),
+            ),
+            TensorSpec(key=f"private.{rank:05d}.rng.cpu", dtype="U8", shape=(57,), offsets=(0,), global_shape=(57,)),
+        ]
+        if rank == 0:
+            specs.append(TensorSpec(key="optimizer.step", dtype="F32", shape=(), offsets=(), global_shape=()))
+        return specs
+
+    def plan(self, step: int, rank: int) -> ImagePlan:
+        """Layout of one rank's shard: the same size for every step."""
+        identity = ShardIdentity(
+            run=self.run_id, attempt=self.attempt, step=step, rank=rank, world_size=self.world_size
+        )
+        specs = self.specs(rank)
+        return plan_image(specs, metadata=shard_metadata(identity, specs, b'{"shared":{},"private":{}}'))
+
+    def job(self, step: int, rank: int, *, serial: int = 0) -> SaveJob:
+        """Stage one rank's image (in a plain file) and describe the save."""
+        plan = self.plan(step, rank)
+        staging = self.run_dir / "staging"
+        staging.mkdir(exist_ok=True)
+        image = staging / f"a{self.attempt}-s{step}-r{rank}"
+        data = random.Random(step * 1000 + rank).randbytes(plan.size_bytes - plan.data_start)
+        image.write_bytes(plan.header + data)
+        return SaveJob(
+            name=self.name(step),
+            serial=serial,
+            step=step,
+            attempt=self.attempt,
+            run=self.run_id,
+            rank=rank,
+            world_size=self.world_size,
+            shm_path=str(image),
+            size_bytes=plan.size_bytes,
+            entries=plan.entries,
+            root=str(self.root),
+            local_root=str(self.local_dir or ""),
+            run_dir=str(self.run_dir),
+            is_committer=rank == 0,
+            manifest=ManifestDraft(created_ns=step, loss=1.0 / (step + 1)) if rank == 0 else None,
+            commit_timeout_s=self.commit_timeout_s,
+            keep_last=self.keep_last,
+            chunk_bytes=CHUNK_BYTES,
+        )
+
+    def save(
+        self, step: int, *, shim: IoShim | None = None, shim_rank: int = 0, serial: int = 0
+    ) -> dict[int, list[SaveEvent]]:
+        """Save on all ranks at once, each in a thread; the shim watches ``shim_rank`` (or all, if it is everywhere).
+
+        A rank that dies by the shim is reported to the others as its ``WriterClient`` would do.
+        """
+        events: dict[int, list[SaveEvent]] = {rank: [] for rank in range(self.world_size)}
+        jobs = [self.job(step, rank, serial=serial) for rank in range(self.world_size)]
+
+        def run(job: SaveJob) -> None:
+            if shim is not None and job.rank == shim_rank:
+                shim.adopt()
+            try:
+                run_save(job, events[job.rank].append)
+            except SimulatedDeath:
+                _mourn(job)
+
+        threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(self.commit_timeout_s * 8)
+        return events
+
+
+def _mourn(job: SaveJob) -> None:
+    """Post the failure from a thread that the shim does not watch."""
+
+    def post() -> None:
+        for tier in ("local", "shared"):
+            try:
+                Board(Path(job.root), job.name, job.serial, tier).fail(job.rank, CheckpointError("CK302", "died"))
+            except SimulatedDeath:
+                return  # the whole machine is dead
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    thread.join()

@@ -1,0 +1,126 @@
+"""Files: atomic replacement, exclusive creation, read-back, space."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+
+from midwatch.core import StorageError
+from midwatch.storage import (
+    CHUNK_BYTES,
+    as_storage_error,
+    check_space,
+    chunk_digest,
+    chunk_digests,
+    create_exclusive,
+    ops,
+    read_chunks,
+    read_json,
+    read_uncached,
+    replace_symlink,
+    root_digest,
+    write_atomic,
+    write_json_atomic,
+)
+from midwatch.testing.ioshim import Injury, IoShim, SimulatedDeath
+
+
+@pytest.mark.parametrize("how", ["death", "ENOSPC", "EIO"])
+def test_an_interrupted_replacement_leaves_old_or_new(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "state.json"
+    for k in range(1, 7):
+        write_atomic(path, b"old")
+        shim = IoShim(Injury(at=k, how=how))
+        shim.adopt()
+        with shim:
+            try:
+                write_atomic(path, b"new")
+            except (OSError, SimulatedDeath):
+                pass
+        assert path.read_bytes() in (b"old", b"new")
+        if how != "death":
+            assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"], "stray temporary file"
+
+
+def test_exclusive_creation_has_one_winner(tmp_path: Path) -> None:
+    path = tmp_path / "claim"
+    assert create_exclusive(path, b"first")
+    assert not create_exclusive(path, b"second")
+    assert path.read_bytes() == b"first"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [entry.name for entry in tmp_path.iterdir()] == ["claim"]
+
+
+def test_a_death_during_exclusive_creation_leaves_complete_or_absent(tmp_path: Path) -> None:
+    for k in range(1, 8):
+        path = tmp_path / f"claim-{k}"
+        shim = IoShim(Injury(at=k, how="death"))
+        shim.adopt()
+        with shim:
+            try:
+                create_exclusive(path, b"whole")
+            except SimulatedDeath:
+                pass
+        assert not path.exists() or path.read_bytes() == b"whole"
+
+
+def test_a_symlink_is_replaced_in_one_step(tmp_path: Path) -> None:
+    link = tmp_path / "latest"
+    replace_symlink(link, "one")
+    replace_symlink(link, "two")
+    assert os.readlink(link) == "two"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["latest"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 3 * 4096 + 17, CHUNK_BYTES + 5])
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_bytes_written_in_chunks_read_back_equal(tmp_path: Path, size: int, is_direct: bool) -> None:
+    data = os.urandom(size)
+    source = mmap.mmap(-1, max(size, 1))
+    source.write(data)
+    view = memoryview(source)[:size]
+    with ops.OutputFile(tmp_path / "x", is_direct=is_direct) as out:
+        for begin in range(0, size, 4096):
+            out.write(view[begin : begin + 4096])
+        out.sync()
+    assert read_uncached(tmp_path / "x") == data
+    for chunk_bytes in (4096, CHUNK_BYTES, 1000):
+        for is_cached in (False, True):
+            chunks = read_chunks(tmp_path / "x", chunk_bytes, is_cached=is_cached)
+            assert [chunk_digest(chunk) for chunk in chunks] == chunk_digests(data, chunk_bytes)
+
+
+def test_an_existing_file_is_never_opened_for_writing(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"precious")
+    with pytest.raises(FileExistsError):
+        ops.OutputFile(tmp_path / "x")
+
+
+def test_the_root_digest_depends_on_order() -> None:
+    one, two = chunk_digests(b"a" * 10 + b"b" * 10, 10)
+    assert root_digest([one, two]) != root_digest([two, one])
+
+
+def test_no_room_is_refused_before_writing(tmp_path: Path) -> None:
+    with pytest.raises(StorageError) as caught:
+        check_space(tmp_path, 2**62)
+    assert caught.value.code == "ST101"
+    check_space(tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.ENOSPC, "ST101"), (errno.EDQUOT, "ST101"), (errno.EROFS, "ST102"), (errno.EIO, "ST103")]
+)
+def test_each_disk_error_has_its_code(number: int, code: str) -> None:
+    assert as_storage_error(OSError(number, "text", "/x"), "writing").code == code
+
+
+def test_json_that_does_not_fit_is_refused_with_its_path(tmp_path: Path) -> None:
+    write_json_atomic(tmp_path / "x.json", {"a": 1})
+    assert read_json(tmp_path / "x.json", dict[str, int]) == {"a": 1}
+    with pytest.raises(StorageError, match=r"x\.json"):
+        read_json(tmp_path / "x.json", dict[str, str])

@@ -41,7 +41,9 @@ IN_GATE = (
 IN_COMPUTE = (frame("Linear.forward", f"{TORCH}/nn/modules/linear.py", 125), frame("forward", line=12), *MAIN)
 
 
-def traceback(rank: int, *, frames: tuple[tuple[str, int, str], ...], error: str, prefix: bool = True) -> tuple[str, ...]:
+def traceback(
+    rank: int, *, frames: tuple[tuple[str, int, str], ...], error: str, prefix: bool = True
+) -> tuple[str, ...]:
     mark = f"[rank{rank}]: " if prefix else ""
     lines = [f"{mark}Traceback (most recent call last):"]
     for file, line, function in frames:
@@ -79,7 +81,9 @@ SEGFAULT = (
 
 
 def bad_batch(rank: int = 1) -> tuple[str, ...]:
-    return traceback(rank, frames=(*USER, (SCRIPT, 117, "load_batch")), error="RuntimeError: bad batch 4711 in /data/s1")
+    return traceback(
+        rank, frames=(*USER, (SCRIPT, 117, "load_batch")), error="RuntimeError: bad batch 4711 in /data/s1"
+    )
 
 
 def victim(rank: int = 0, *, error: str = CLOSED, at_s: float = 10.0, **more: Any) -> RankEvidence:

@@ -71,7 +71,11 @@ def test_a_crash_needs_a_known_step_to_be_deterministic() -> None:
 
 @pytest.mark.parametrize(
     "error",
-    ["ModuleNotFoundError: No module named 'modle'", "ImportError: cannot import name 'x'", "SyntaxError: invalid syntax"],
+    [
+        "ModuleNotFoundError: No module named 'modle'",
+        "ImportError: cannot import name 'x'",
+        "SyntaxError: invalid syntax",
+    ],
 )
 def test_a_script_that_cannot_start_is_not_tried_again(error: str) -> None:
     verdict = judge(raised(error, lived_s=2.0))
@@ -133,9 +137,15 @@ def test_a_bug_that_hits_all_nodes_is_not_a_fleet_fault() -> None:
 @pytest.mark.parametrize(
     ("error", "fault_class"),
     [
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total", "gpu_out_of_memory"),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total",
+            "gpu_out_of_memory",
+        ),
         ("torch.cuda.OutOfMemoryError: CUDA out of memory.", "gpu_out_of_memory"),
-        ("RuntimeError: [enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory", "memory_error"),
+        (
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory",
+            "memory_error",
+        ),
         ("MemoryError", "memory_error"),
         ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", "gpu_error"),
         ("RuntimeError: DataLoader worker (pid 717) is killed by signal: Killed. ", "data_worker_died"),
@@ -143,7 +153,10 @@ def test_a_bug_that_hits_all_nodes_is_not_a_fleet_fault() -> None:
         ("torch.distributed.DistNetworkError: The client socket has timed out after 60000ms", "peers_lost"),
         ("RuntimeError: Gloo connectFullMesh failed with [..pair.cc:144] no error", "peers_lost"),
         ("torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, remote process exited", "peers_lost"),
-        ("RuntimeError: [enforce fail at pair.cc:446] op.preamble.length <= op.nbytes. 8192 vs 4", "collective_mismatch"),
+        (
+            "RuntimeError: [enforce fail at pair.cc:446] op.preamble.length <= op.nbytes. 8192 vs 4",
+            "collective_mismatch",
+        ),
         ("ValueError: Default process group has not been initialized", "user_exception"),
         ("BrokenPipeError: [Errno 32] Broken pipe", "environment_error"),
     ],
@@ -159,7 +172,9 @@ def test_nccl_speaking_of_this_rank_itself_is_no_victim() -> None:
 
 
 def test_a_loader_workers_own_traceback_is_what_counts() -> None:
-    outer = traceback(1, frames=USER, error="ValueError: Caught ValueError in DataLoader worker process 0.", prefix=False)
+    outer = traceback(
+        1, frames=USER, error="ValueError: Caught ValueError in DataLoader worker process 0.", prefix=False
+    )
     inner = (
         "Original Traceback (most recent call last):",
         f'  File "{SCRIPT}", line 7, in __getitem__',

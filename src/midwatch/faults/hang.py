@@ -42,8 +42,15 @@ def living(evidence: Evidence) -> list[Living]:
 
 
 def locate_hang(evidence: Evidence) -> Located:
-    """A suspected hang in which no rank ended with an error."""
+    """A suspected hang in which no rank ended with an error. Whoever waits in a collective or our gate is a victim."""
     alive = living(evidence)
+    located = _locate(evidence, alive)
+    suspected = {suspect.rank for suspect in located.suspects}
+    hurt = tuple(one.rank.rank for one in alive if one.is_waiting and one.rank.rank not in suspected)
+    return located if located.fault_class == "no_fault" else msgspec.structs.replace(located, victims=hurt)
+
+
+def _locate(evidence: Evidence, alive: list[Living]) -> Located:
     by_state = _by_state(evidence, alive)
     if by_state is not None:
         return by_state

@@ -132,7 +132,8 @@ class Core:
         """End the run; nothing is emitted after this."""
         self.cause = outcome.cause or self.cause
         self.timers.clear()
-        self.watching = None
+        self.watching = self.incident = None
+        self.is_leaving = False
         self.record("run.finished", exit_code=outcome.exit_code, error=outcome.error, sentence=outcome.sentence)
         self.move("finished")
         self.emit(Finish(cause=self.cause, exit_code=outcome.exit_code, error=outcome.error, sentence=outcome.sentence))

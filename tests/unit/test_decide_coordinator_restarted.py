@@ -1,0 +1,206 @@
+"""The coordinator dies and comes back: training went on, and the core takes up the thread. And: a dump replays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from decide_drive import Drive
+from faults_cases import IN_USER_SLEEP, alive, bad_batch, dead, victim
+
+from midwatch.config import RestartConfig, WatchConfig
+from midwatch.supervise.decide import InvalidTransition, RunFacts, Supervisor, replay
+from midwatch.supervise.messages import AllowTraining, LaunchAttempt, StopRanks, WriteVerdict
+
+
+class Line(msgspec.Struct):
+    event: str
+    step: int | None
+    mono_ns: int
+    data: dict[str, Any]
+
+
+def kinds(instructions: list[object]) -> list[str]:
+    return [type(i).__name__ for i in instructions]
+
+
+def ledger(drive: Drive) -> list[Line]:
+    from midwatch.supervise.messages import Record
+
+    now = drive.clock.monotonic_ns()
+    return [Line(r.event, r.step, now, msgspec.json.decode(msgspec.json.encode(r.data))) for r in drive.all(Record)]
+
+
+def reborn(drive: Drive, **config: Any) -> Drive:
+    facts = RunFacts.from_lines(ledger(drive))
+    watch = WatchConfig()
+    supervisor = Supervisor.restore("r1", drive.nnodes, watch, RestartConfig(**config), facts)
+    again = Drive(drive.nnodes, drive.nproc, supervisor)
+    again.clock = drive.clock
+    return again
+
+
+def test_training_goes_on_when_the_agents_still_run_it() -> None:
+    drive = reborn(Drive(nnodes=2, nproc=1).running(step=19))
+    assert drive.join("n1", running=1) == []
+    assert drive.join("n0", running=1) == []
+    assert (drive.state, drive.attempt) == ("running", 1)
+    assert drive.train(30) == []
+    drive.exited(0, -9)
+    drive.answer(dead(0, -9, step=31))
+    drive.gone("n0")
+    (launch,) = drive.gone("n1")
+    assert isinstance(launch, LaunchAttempt)
+    assert launch.attempt == 2
+
+
+def test_reports_that_come_before_the_last_node_are_kept() -> None:
+    drive = reborn(Drive(nnodes=2, nproc=1).running(step=19))
+    drive.join("n0", running=1)
+    assert drive.exited(0, -9) == []
+    assert kinds(drive.join("n1", running=1)) == ["GatherEvidence"]
+
+
+def test_when_nothing_is_left_a_new_attempt_starts() -> None:
+    drive = reborn(Drive().running(step=19))
+    (launch,) = drive.join("n0", agent="n0-a2")
+    assert isinstance(launch, LaunchAttempt)
+    assert (launch.attempt, launch.restart_count) == (2, 1)
+
+
+def test_a_node_that_lost_its_ranks_meanwhile_is_a_fault() -> None:
+    drive = reborn(Drive(nnodes=2, nproc=1).running(step=19))
+    drive.join("n0", running=1)
+    assert kinds(drive.join("n1", agent="n1-a2")) == ["GatherEvidence"]
+    drive.answer()
+    assert drive.last(WriteVerdict).verdict.root_node == "n1"
+
+
+def test_a_node_that_does_not_come_back_is_a_fault() -> None:
+    drive = reborn(Drive(nnodes=2, nproc=1).running(step=19))
+    drive.join("n0", running=1)
+    assert kinds(drive.pass_time(301)) == ["GatherEvidence"]
+    drive.answer()
+    assert drive.last(WriteVerdict).verdict.root_node == "n1"
+    drive.gone("n0")
+    assert drive.state == "waiting"
+
+
+def test_a_gate_that_was_still_closed_is_opened_after_the_restart() -> None:
+    drive = reborn(Drive().running())
+    drive.join(running=1)
+    drive.resumed(0)
+    assert kinds(drive.resumed(1)) == ["AllowTraining"]
+    opened = reborn(Drive().running(step=3))
+    opened.join(running=1)
+    opened.attach(step=None)
+    assert opened.all(AllowTraining) == []
+
+
+def test_history_and_budget_survive() -> None:
+    drive = Drive(backoff_s=(0.0,), max_restarts=5).running()
+    drive.exited(1, 1)
+    drive.answer(victim(0), dead(1, 1, stderr_tail=bad_batch()))
+    drive.gone()
+    again = reborn(drive, backoff_s=(0.0,), max_restarts=5)
+    again.join(running=2)
+    assert again.supervisor.status()["restarts_used"] == 1
+    again.exited(1, 1)
+    again.answer(victim(0), dead(1, 1, stderr_tail=bad_batch()))
+    again.gone()
+    assert again.finish.error == "SV104"
+
+
+def test_a_new_invocation_begins_with_a_clean_budget() -> None:
+    drive = Drive().running()
+    drive.exited(1, -9)
+    drive.answer(dead(1, -9))
+    lines = [*ledger(drive), Line("run.started", None, 0, {})]
+    facts = RunFacts.from_lines(lines)
+    assert (facts.restarts_used, facts.history, facts.launches) == (0, (), 0)
+
+
+def test_a_request_to_stop_before_all_nodes_are_back_reaches_the_ranks() -> None:
+    drive = reborn(Drive(nnodes=2, nproc=1).running(step=19))
+    drive.join("n0", running=1)
+    assert kinds(drive.ask_to_stop()) == ["AskToSaveAndExit"]
+
+
+def test_a_leftover_of_an_older_attempt_is_ended_first() -> None:
+    drive = Drive()
+    (stop,) = drive.join("n0", running=3)
+    assert isinstance(stop, StopRanks)
+    assert stop.attempt == 3
+
+
+# --- dump and replay -------------------------------------------------------------------------------------------------------
+
+
+def eventful() -> Drive:
+    drive = Drive(nnodes=2, nproc=1, backoff_s=(0.0, 5.0), max_restarts=3).running(step=19)
+    drive.suspect(1)
+    drive.answer(alive(0, IN_USER_SLEEP, cpu_delta_s=0.4))
+    drive.pass_time(2)
+    for step in range(20, 40):
+        drive.train(step)
+    drive.verified(30)
+    for _ in range(2):
+        drive.exited(1, -9)
+        drive.answer(dead(1, -9, node="n1", step=40))
+        drive.gone("n0")
+        drive.gone("n1")
+        drive.pass_time(6)
+    return drive
+
+
+def test_the_same_events_give_the_same_instructions() -> None:
+    drive = eventful()
+    supervisor = Supervisor("r1", 2, WatchConfig(), RestartConfig(backoff_s=(0.0, 5.0), max_restarts=3))
+    again = [i for event in drive.events for i in supervisor.handle(event)]
+    assert again == drive.said
+
+
+def test_a_dump_survives_json_and_replays_to_the_same_state() -> None:
+    drive = eventful()
+    dump = msgspec.json.decode(msgspec.json.encode(drive.supervisor.dump()))
+    assert dump["is_complete"]
+    supervisor, instructions = replay(dump)
+    assert supervisor.status() == drive.supervisor.status()
+    told = [i for batch in instructions for i in batch]
+    assert [type(i) for i in told] == [type(i) for i in drive.said]
+    assert [i for i in told if isinstance(i, LaunchAttempt)] == drive.all(LaunchAttempt)
+
+
+def test_a_restored_core_replays_too() -> None:
+    drive = reborn(Drive().running(step=19))
+    drive.join(running=1)
+    drive.exited(1, -9)
+    supervisor, _ = replay(msgspec.json.decode(msgspec.json.encode(drive.supervisor.dump())))
+    assert supervisor.status() == drive.supervisor.status()
+
+
+def test_idle_ticks_and_repeated_progress_do_not_fill_the_dump() -> None:
+    drive = Drive().running(step=1)
+    for step in range(2, 2000):
+        drive.pass_time(1)
+        drive.train(step)
+    assert len(drive.supervisor.dump()["events"]) < 20
+
+
+def test_the_story_of_a_cause_can_be_told() -> None:
+    drive = Drive().running()
+    drive.exited(1, -9)
+    cause = drive.events[-1].cause
+    (chapter,) = drive.supervisor.story(cause)
+    assert chapter.states == ("running", "judging")
+    assert "GatherEvidence" in chapter.instructions
+    assert cause in str(chapter)
+
+
+def test_an_illegal_step_carries_the_story() -> None:
+    drive = Drive().running()
+    core = drive.supervisor._core
+    with pytest.raises(InvalidTransition, match="NodeJoined") as caught:
+        core.move("waiting")
+    assert caught.value.story

@@ -65,8 +65,8 @@ CLOSED = (
     "[127.0.0.1]:44710. This is typically caused by a remote worker crashing. Check the logs of the remote worker"
 )
 RESET = (
-    "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:48319: "
-    "Connection reset by peer. This is typically caused by a remote worker hanging or bugs in the application."
+    "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:48319"
+    ": Connection reset by peer. This is typically caused by a remote worker hanging or bugs in the application."
 )
 SEGFAULT = (
     "Fatal Python error: Segmentation fault",

@@ -24,7 +24,7 @@ STUCK = (alive(0, IN_ALL_REDUCE, is_overdue=True, step=20), alive(1, IN_USER_SLE
 BUSY = (alive(0, IN_ALL_REDUCE, is_overdue=True, step=20), alive(1, IN_COMPUTE, cpu_delta_s=0.45, step=20))
 
 
-# --- hangs -------------------------------------------------------------------------------------------------------------
+# --- hangs -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_hang_is_sampled_twice_before_it_is_judged() -> None:
@@ -109,7 +109,7 @@ def test_a_crash_during_a_suspicion_is_judged_as_a_crash() -> None:
     assert (verdict.fault_class, verdict.root_rank) == ("native_crash", 1)
 
 
-# --- exits -------------------------------------------------------------------------------------------------------------
+# --- exits -----------------------------------------------------------------------------------------------------------
 
 
 def test_all_ranks_ending_with_0_is_success() -> None:
@@ -172,7 +172,7 @@ def test_a_repeated_exit_report_is_harmless() -> None:
     assert drive.exited(1, -9) == []
 
 
-# --- asked to stop -------------------------------------------------------------------------------------------------------
+# --- asked to stop ---------------------------------------------------------------------------------------------------
 
 
 def test_attached_ranks_are_asked_to_save_and_the_run_ends_with_requeue_me() -> None:

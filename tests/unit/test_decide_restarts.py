@@ -376,7 +376,7 @@ def test_the_incident_of_a_script_without_steps_closes_when_it_lives() -> None:
     assert closed.data["how"] == "alive"
 
 
-# --- resume proof ------------------------------------------------------------------------------------------------------
+# --- resume proof ----------------------------------------------------------------------------------------------------
 
 
 def test_training_is_allowed_when_all_ranks_resumed_from_the_same() -> None:

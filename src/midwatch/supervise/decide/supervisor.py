@@ -114,14 +114,7 @@ class Supervisor:
     def _keep(self, event: Event, *, is_idle: bool) -> None:
         if is_idle and isinstance(event, Ticked):
             return
-        is_repeat = (
-            is_idle
-            and self._was_idle
-            and isinstance(event, ProgressMade)
-            and bool(self._events)
-            and isinstance(self._events[-1], ProgressMade)
-        )
-        if is_repeat:
+        if is_idle and self._was_idle and self._events and _is_outrun(self._events[-1], event):
             self._events.pop()
         self._dropped += len(self._events) == EVENTS_KEPT
         self._events.append(event)
@@ -204,6 +197,12 @@ def replay(dump: Mapping[str, Any]) -> tuple[Supervisor, list[list[Instruction]]
 
 
 # --- dispatch ----------------------------------------------------------------------------------------------------
+
+
+def _is_outrun(old: Event, new: Event) -> bool:
+    """Progress that later progress makes superfluous in a replay."""
+    both = isinstance(old, ProgressMade) and isinstance(new, ProgressMade)
+    return both and old.attempt == new.attempt and old.step <= new.step
 
 
 def _is_about_returning(core: Core, event: Event) -> bool:

@@ -33,7 +33,7 @@ MAX_GRAD_NORM = 1.0
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A small GPT on Python's own source.")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=8, help="windows per rank and step")
+    parser.add_argument("--batch", type=int, default=6, help="windows per rank and step")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--config", default=str(Path(__file__).with_name("midwatch.toml")), help="midwatch's settings")
     parser.add_argument("--out", type=Path, help="write steps, loss and weights_sha256 here as JSON")

@@ -95,7 +95,10 @@ class _Touch(nn.Module):
 
 
 def replay_order(model: nn.Module, names: Sequence[str]) -> bool:
-    """One throwaway forward and backward after which DDP rebuilds its buckets as if it had seen ``names`` become ready.
+    """A throwaway forward and backward after which DDP rebuilds its buckets as if it had seen ``names`` become ready.
+
+    With a static graph it takes two: DDP then looks at the order of its second backward. (So a checkpoint of a static
+    graph made after the very first step resumes with buckets that are one step ahead; every later one is exact.)
 
     Collective: yes, over the process group of the DDP module; every rank must call it. Weights and gradients are
     unchanged; call it before the random generators are restored.
@@ -110,14 +113,17 @@ def replay_order(model: nn.Module, names: Sequence[str]) -> bool:
     if set(parameters) != set(names):
         return False
     order = GradOrder(ddp)
-    real = ddp.module
+    real, syncs_buffers = ddp.module, ddp.broadcast_buffers
     before = {name: p.grad for name, p in parameters.items()}
     try:
+        # The stand-in has no buffers, and broadcasting none is an error inside DDP.
+        ddp.broadcast_buffers = False
         ddp.module = _Touch([parameters[name] for name in names])
-        with torch.enable_grad():
-            ddp().backward()
+        for _ in range(2 if ddp.static_graph else 1):
+            with torch.enable_grad():
+                ddp().backward()
     finally:
-        ddp.module = real
+        ddp.module, ddp.broadcast_buffers = real, syncs_buffers
         for name, parameter in parameters.items():
             parameter.grad = before[name]
     seen = order.names

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch.distributed.checkpoint import DefaultLoadPlanner, StorageReader
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from midwatch.checkpoint import values
@@ -203,7 +204,7 @@ class VerifyingReader(StorageReader):
     def _read_state(self, shard: ShardReader) -> dict[str, Any]:
         word = bytearray(8)
         shard.read_into(0, memoryview(word))
-        header = bytearray(header_size(word))
+        header = bytearray(header_size(bytes(word)))
         shard.read_into(0, memoryview(header))
         state = values.loads(parse_header(bytes(header)).metadata.get("midwatch.state", "{}"))
         if not isinstance(state, dict):
@@ -264,4 +265,5 @@ def _rows(shard: ShardReader, entry: TensorEntry, item: ReadItem, begin: int) ->
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     if tensor.numel() == 0:
         return memoryview(bytearray())
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)

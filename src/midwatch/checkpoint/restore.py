@@ -108,7 +108,7 @@ class Restorer:
         saved = self._private.get(f"buffers.{section}")
         if saved is not None and self._is_same_rank:
             for name, tensor in self._decode(saved).items():
-                self._buffers.append((state[name], tensor))
+                self._buffers.append((cast("torch.Tensor", state[name]), tensor))
 
     @property
     def _is_same_rank(self) -> bool:

@@ -6,6 +6,7 @@ They are per rank: restoring rank 0's on every rank would give all of them the s
 from __future__ import annotations
 
 import random
+import struct
 import sys
 from typing import Any
 
@@ -14,7 +15,9 @@ import torch
 
 def capture_rng() -> dict[str, Any]:
     """The state of every generator this process can be using, as values and uint8 tensors; takes no random number."""
-    state: dict[str, Any] = {"python": random.getstate(), "torch_cpu": torch.get_rng_state()}
+    version, words, gauss = random.getstate()
+    packed = struct.pack(f"<{len(words)}I", *words)
+    state: dict[str, Any] = {"python": (version, packed, gauss), "torch_cpu": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         kind, keys, pos, has_gauss, cached = numpy.random.get_state(legacy=True)
@@ -30,7 +33,8 @@ def restore_rng(state: dict[str, Any]) -> list[str]:
     Must be the last act of a resume: loading, warm-ups and user code in between may draw numbers.
     """
     skipped: list[str] = []
-    random.setstate(state["python"])
+    version, packed, gauss = state["python"]
+    random.setstate((version, struct.unpack(f"<{len(packed) // 4}I", packed), gauss))
     torch.set_rng_state(state["torch_cpu"])
     if "numpy" in state:
         import numpy as np

@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -103,7 +104,8 @@ class Arena:
 
     def _forget(self) -> None:
         if self._is_pinned and self._bytes is not None:
-            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            runtime: Any = torch.cuda.cudart()
+            runtime.cudaHostUnregister(self._bytes.data_ptr())
         # The map is closed when the last tensor over it is gone.
         self._views = self._bytes = self._map = None
         self._is_pinned = False
@@ -112,7 +114,8 @@ class Arena:
     def _pin(self) -> None:
         assert self._bytes is not None
         # Page-locked memory makes the device copy several times faster; without it the copy is merely slow.
-        result = torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), self.size_bytes, 0)
+        runtime: Any = torch.cuda.cudart()
+        result = runtime.cudaHostRegister(self._bytes.data_ptr(), self.size_bytes, 0)
         self._is_pinned = int(result) == 0
 
 

@@ -17,8 +17,14 @@ from midwatch import __version__
 from midwatch.core import MidwatchError
 
 VERBS: Final[dict[str, str]] = {
+    "ckpt": "List, verify, show and explain checkpoints.",
+    "config": "Show the configuration midwatch would use.",
     "demo": "Watch a real run survive five faults, bit for bit.",
+    "doctor": "Check what a run will need on this machine.",
+    "explain": "What an error code means and what to do.",
+    "ledger": "Read the record of a run and check it.",
     "run": "Run a training script under supervision.",
+    "status": "What a run is doing.",
 }
 """Verb -> its line in ``midwatch --help``. The file ``midwatch/cli/<verb>.py`` holds its ``command``."""
 

@@ -1,0 +1,88 @@
+"""What a path on the command line means: a run folder, a folder of checkpoints, or one checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from midwatch.checkpoint.format import MANIFEST_FILE, CheckpointInfo, list_checkpoints
+from midwatch.config import load_config, read_rank_env, resolve_paths
+from midwatch.core import CheckpointError, SuperviseError, parse_checkpoint_name
+
+_RUN_MARKS = ("run.json", "ledger", "attempts", "checkpoints", "supervisor")
+
+run_argument = click.argument("run", metavar="[RUN]", required=False, type=click.Path(path_type=Path))
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where checkpoints lie, and the run they belong to, as far as it is known."""
+
+    root: Path
+    run_dir: Path | None
+    checkpoint: Path | None = None
+    """Set when the path was one checkpoint."""
+
+
+def run_folder(path: Path | None) -> Path:
+    """The run folder named, else that of the configuration around (``run.dir``); it must exist.
+
+    Raises:
+        SuperviseError: SV110 there is no such folder.
+    """
+    folder = path if path is not None else resolve_paths(load_config(), read_rank_env()).run_dir
+    if not folder.is_dir():
+        raise SuperviseError("SV110", f"no run folder at {folder}", path=str(folder))
+    return folder
+
+
+def find_place(path: Path | None) -> Place:
+    """Read a path as people mean it.
+
+    Raises:
+        CheckpointError: CK201 nothing is there. SuperviseError: SV110 no path given and no run here.
+    """
+    path = path if path is not None else run_folder(None)
+    if not path.is_dir():
+        raise CheckpointError("CK201", f"{path} is not a folder", path=str(path))
+    if (path / MANIFEST_FILE).is_file() or _is_checkpoint_name(path.resolve().name):
+        folder = path.resolve()
+        root = folder.parent.parent if folder.parent.name == "quarantine" else folder.parent
+        return Place(root=root, run_dir=_run_of(root), checkpoint=folder)
+    if any((path / mark).exists() for mark in _RUN_MARKS):
+        return Place(root=path / "checkpoints", run_dir=path)
+    return Place(root=path, run_dir=_run_of(path.absolute()))
+
+
+def pick(place: Place, selection: str | None) -> CheckpointInfo | None:
+    """The checkpoint that a name, a step or ``latest`` means; None without a selection.
+
+    Raises:
+        CheckpointError: CK201 no checkpoint of that name or step.
+    """
+    listed = list_checkpoints(place.root, run_dir=place.run_dir)
+    if place.checkpoint is not None:
+        return next((info for info in listed if Path(info.path).resolve() == place.checkpoint), None)
+    if selection is None:
+        return None
+    wanted = (place.root / selection).resolve().name if selection == "latest" else selection.rstrip("/")
+    found = [info for info in listed if wanted in (info.name, Path(info.path).name)]
+    if not found and wanted.isdigit():
+        found = [info for info in listed if info.step == int(wanted)]
+    if not found:
+        raise CheckpointError("CK201", f"no checkpoint {selection} in {place.root}", path=str(place.root))
+    # Of several for one step the best state, then the newest attempt.
+    return max(found, key=lambda info: (_STATES.index(info.state), info.order))
+
+
+_STATES = ("torn", "quarantined", "fenced", "committed", "verified")
+
+
+def _is_checkpoint_name(name: str) -> bool:
+    return parse_checkpoint_name(name.partition(".")[0]) is not None
+
+
+def _run_of(root: Path) -> Path | None:
+    # None: the listing then looks beside the folder by itself.
+    return root.parent if (root.parent / "run.json").exists() else None

@@ -1,0 +1,136 @@
+"""``midwatch status``: what a run is doing, from its coordinator, or what its folder tells when nobody answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from midwatch.audit import LedgerLine, merged, read_run
+from midwatch.checkpoint.format import newest_verified
+from midwatch.cli._output import exits, json_option, pairs, plain, say, show_json, when
+from midwatch.cli._places import find_place, run_argument, run_folder
+from midwatch.core import LedgerError, MidwatchError, SuperviseError
+from midwatch.storage import newest_attempt
+
+_SHOWN_LINES = 5
+
+
+@click.command(
+    "status",
+    short_help="What a run is doing.",
+    epilog=exits(65, e65="no run there") + " Example: midwatch status RUN --json",
+)
+@run_argument
+@json_option
+def command(run: Path | None, is_json: bool) -> None:
+    """Say what the run in the folder RUN is doing.
+
+    A live run is asked (signed with its token, so only its owner can); of one that does not answer, the folder tells
+    how far it came. "live" in the JSON document says which of the two it was.
+    """
+    folder = run_folder(run)
+    status, remark = _ask(folder)
+    document = {**_from_disk(folder), "live": status is not None, "remark": remark, "coordinator": status}
+    if is_json:
+        show_json(document)
+        return
+    _show(document)
+
+
+def _ask(folder: Path) -> tuple[dict[str, Any] | None, str]:
+    if not (folder / "supervisor" / "coordinator.json").exists():
+        return None, "not supervised, or ended"
+    # aiohttp is loaded only when there is somebody to ask.
+    from midwatch.supervise.joining import fetch_status
+
+    try:
+        return fetch_status(folder), ""
+    except MidwatchError as error:
+        return None, f"no live coordinator: {error.message}"
+
+
+def _from_disk(folder: Path) -> dict[str, Any]:
+    info, lines = read_run(folder), _lines(folder)
+    place = find_place(folder)
+    newest = newest_verified(place.root, run_dir=folder)
+    if info is None and not lines and newest is None:
+        raise SuperviseError("SV110", f"{folder} holds no run", path=str(folder))
+    ended = next(
+        (line for line in reversed(lines) if line.event == "run.finished" and line.writer == "coordinator"), None
+    )
+    return {
+        "run_dir": str(folder),
+        "run": info.run if info else "",
+        "name": info.name if info else "",
+        "attempt": newest_attempt(folder),
+        "newest_verified": newest and {"name": newest.name, "step": newest.step, "written_ns": newest.created_ns},
+        "incidents": _incidents(folder),
+        "ended": ended and {"ts_ns": ended.ts_ns, **ended.data},
+        "last_events": [_event(line) for line in lines[-_SHOWN_LINES:]],
+    }
+
+
+def _lines(folder: Path) -> list[LedgerLine]:
+    try:
+        return merged(folder)
+    except LedgerError:
+        return []
+
+
+def _event(line: LedgerLine) -> dict[str, Any]:
+    return {"ts_ns": line.ts_ns, "event": line.event, "attempt": line.attempt, "step": line.step, "data": line.data}
+
+
+def _incidents(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for path in sorted((folder / "incidents").glob("*/verdict.json"), key=lambda path: path.stat().st_mtime_ns):
+        try:
+            verdict = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        except (OSError, msgspec.MsgspecError):
+            continue
+        kept = ("incident", "fault_class", "root_rank", "root_node", "step", "action", "summary")
+        found.append({key: verdict.get(key) for key in kept})
+    return found
+
+
+def _show(document: dict[str, Any]) -> None:
+    status = document["coordinator"] or {}
+    newest, ended = document["newest_verified"], document["ended"]
+    facts = [
+        ("run", f"{document['run']} {document['name']}".strip()),
+        ("folder", document["run_dir"]),
+        ("state", _state(document)),
+        ("attempt", status.get("attempt", document["attempt"])),
+        ("step", status.get("step") if document["live"] else ""),
+        ("nodes", f"{len(status.get('agents', []))} of {status.get('nodes_wanted', '?')}" if document["live"] else ""),
+        ("restarts", f"{status.get('restarts_used')} of {status.get('max_restarts')}" if document["live"] else ""),
+        ("newest verified", f"{newest['name']}, {when(newest['written_ns'])[:19]} UTC" if newest else "none"),
+        ("incidents", len(document["incidents"])),
+        (
+            "ended",
+            f"{when(ended['ts_ns'])[:19]} UTC: {ended.get('sentence', '')}" if ended and not document["live"] else "",
+        ),
+    ]
+    pairs([(name, value) for name, value in facts if value not in ("", None)])
+    for incident in document["incidents"][-_SHOWN_LINES:]:
+        say(f"  {plain(incident['incident'])}: {plain(incident['summary'])}")
+    sentences = status.get("sentences") or [_sentence(event) for event in document["last_events"]]
+    say("\nlast:")
+    for sentence in sentences[-_SHOWN_LINES:]:
+        say(f"  {plain(sentence)}")
+
+
+def _state(document: dict[str, Any]) -> str:
+    if document["live"]:
+        return str(document["coordinator"].get("state", "live"))
+    return f"not running ({document['remark']})"
+
+
+def _sentence(event: dict[str, Any]) -> str:
+    step = "" if event["step"] is None else f" step {event['step']}"
+    data = json.dumps(event["data"], ensure_ascii=False, default=str)[:160]
+    return f"{when(event['ts_ns'])} {event['event']}{step} {data}"

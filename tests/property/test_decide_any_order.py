@@ -1,4 +1,4 @@
-"""Whatever comes in whatever order: attempts only go up, two never live at once, nothing waits for ever, the end is last."""
+"""In whatever order it comes: attempts only go up, two never live at once, nothing waits for ever, the end is last."""
 
 from __future__ import annotations
 

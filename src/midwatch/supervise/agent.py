@@ -10,6 +10,7 @@ Single-threaded on purpose: the parent-death signal hangs on the thread that sta
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -39,6 +40,8 @@ LAG_S: Final = 1.0
 """A cycle this late means that the agent itself did not run: what looks like silence of the ranks may be ours."""
 HOLD_S: Final = 20.0
 """How long the coordinator may hold an order poll open."""
+_GOODBYE_S: Final = 1.0
+"""For the last report: inside one cluster it takes milliseconds."""
 _RETRY_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 _log: Final = logging.getLogger("midwatch.agent")
 
@@ -67,11 +70,18 @@ class Agent:
         tasks = [asyncio.create_task(loop) for loop in [*loops, self._listen(lines)]]
         await self._over.wait()
         await self._hands.end_everything()
+        await self._say_goodbye()
         for task in [*tasks, *self._tasks]:
             task.cancel()
         await asyncio.gather(*tasks, *self._tasks, return_exceptions=True)
         await self._link.close()
         return 0
+
+    async def _say_goodbye(self) -> None:
+        """The last facts, and that the last order arrived; a coordinator that cannot hear it has other worries."""
+        with contextlib.suppress(ProtocolError, Refused, TimeoutError):
+            async with asyncio.timeout(_GOODBYE_S):
+                await self._report("goodbye")
 
     async def _guarded(self, loop: Coroutine[Any, Any, None]) -> None:
         try:
@@ -145,7 +155,7 @@ class Agent:
         self._joined.set()
         self._console.send("joined", node=welcome.node, agent=self._id)
 
-    async def _report(self) -> None:
+    async def _report(self, channel: str = "report") -> None:
         facts = self._outbox.pending()
         report = Report(
             node=self._hands.setup.node,
@@ -154,8 +164,9 @@ class Agent:
             port=self._hands.port.number,
             facts=facts,
             ranks=self._hands.statuses(),
+            seen_order=self._last_order,
         )
-        receipt = await self._link.ask("report", "/v1/report", report, Receipt)
+        receipt = await self._link.ask(channel, "/v1/report", report, Receipt)
         self._outbox.acknowledge(receipt.upto)
 
     async def _pause(self, error: ProtocolError, failures: int) -> None:

@@ -177,6 +177,7 @@ class Coordinator:
     async def end(self) -> None:
         """Say how it ended once everybody could hear it."""
         await self._carrier.settle(_SETTLE_S)
+        self._carrier.ledger.close()
         finish = self._carrier.finish
         if finish is not None:
             self._console.send(
@@ -186,7 +187,6 @@ class Coordinator:
                 sentence=finish.sentence,
                 verdict=self._carrier.last_verdict(),
             )
-        self._carrier.ledger.close()
 
     def _give_way(self, error: FencedError) -> None:
         self._carrier.say(f"giving way: {error.message}", "error")
@@ -224,7 +224,7 @@ async def _serve() -> int:
     listener = socket.socket(fileno=spec.socket_fd)
     door = Door(bytes.fromhex(spec.token), coordinator.session, spec.carry.run, lambda: coordinator.attempt)
     Service(spec.carry.run, coordinator.members, coordinator).open(door)
-    runner = web.AppRunner(door.app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
+    runner = web.AppRunner(door.app, access_log=None, handle_signals=False, shutdown_timeout=0.05)
     await runner.setup()
     await web.SockSite(runner, listener).start()
     _publish(spec, coordinator, listener.getsockname()[1])

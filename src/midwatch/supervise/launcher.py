@@ -80,8 +80,12 @@ class Launcher:
         self._env = inherited_environment() | {TAG_VARIABLE: plan.tag}
         self._guardian: subprocess.Popen[bytes] | None = None
         self._guardian_pipe = -1
-        self._coordinator = Child("midwatch.supervise.coordinator", self._hear, self._coordinator_ended)
+        self._coordinator = Child("midwatch.supervise.coordinator", self._hear_coordinator, self._coordinator_ended)
         self._agent = Child("midwatch.supervise.agent", self._hear, self._agent_ended)
+        self._is_forced = False
+        """Nobody is asked any more; what is left is killed."""
+        self._is_settled = False
+        """The coordinator said its last word; its ledger is closed."""
         self._agent_id = ""
         self._agent_task: AgentSpec | None = None
         self._stops: list[str] = []
@@ -160,6 +164,10 @@ class Launcher:
             case _:
                 pass
 
+    def _hear_coordinator(self, word: str, data: dict[str, Any]) -> None:
+        self._is_settled = self._is_settled or word == "finished"
+        self._hear(word, data)
+
     def _keep_name(self, node: str) -> None:
         """A restarted agent must come back under the name that the coordinator gave it."""
         assert self._agent_task is not None
@@ -212,6 +220,7 @@ class Launcher:
         if is_often:
             folder = self._plan.paths.supervisor_dir
             sentence = f"the {what} keeps dying ({_DEATHS + 1} times in {_DEATHS_S:g} s); its log is in {folder}"
+            self._is_forced = True
             self._finish(Result(exit_code=EXIT_INTERNAL, error="SV103", sentence=sentence))
         return not is_often
 
@@ -227,15 +236,16 @@ class Launcher:
 
     def _force(self) -> None:
         sentence = "stopped at once on request; starting again resumes from the newest verified checkpoint"
+        self._is_forced = True
         self._finish(Result(exit_code=EXIT_REQUEUE, error="SV109", sentence=sentence))
 
     # --- the end -----------------------------------------------------------------------------------------------
 
     async def _end(self) -> None:
         """Nothing of ours is left when this returns; bounded by half a minute."""
-        is_heard = self._coordinator.is_alive or self._host is None
-        await self._agent.end(_END_S if is_heard and self._result and self._result.error != "SV103" else 0.0)
-        await self._coordinator.end(_END_S if self._coordinator.is_alive else 0.0)
+        is_ordered = self._host is None or self._is_settled or self._coordinator.is_alive
+        await self._agent.end(_END_S if is_ordered and not self._is_forced else 0.0)
+        await self._coordinator.end(0.0 if self._is_settled or self._is_forced else _END_S)
         await self._sweep({self._guardian.pid if self._guardian else 0})
         sweep_shm(f"midwatch-{self._plan.tag}-")
         os.close(self._guardian_pipe)

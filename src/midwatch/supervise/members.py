@@ -35,7 +35,7 @@ class Member:
 
     async def orders_after(self, number: int, hold_s: float) -> tuple[NumberedOrder, ...]:
         """Everything above ``number`` (which acknowledges the rest), waiting at most ``hold_s`` for something."""
-        self._orders = [order for order in self._orders if order.number > number]
+        self._forget(number)
         self._news.clear()
         if not self._orders:
             try:
@@ -54,10 +54,14 @@ class Member:
         self.heard_ns = now_ns
         self.port = report.port
         self.ranks = report.ranks
+        self._forget(report.seen_order)
         self._learn_offset(report.mono_ns, now_ns)
         news = [numbered for numbered in report.facts if numbered.number > self._upto]
         self._upto = max([self._upto, *(numbered.number for numbered in news)])
         return news
+
+    def _forget(self, number: int) -> None:
+        self._orders = [order for order in self._orders if order.number > number]
 
     @property
     def upto(self) -> int:

@@ -18,9 +18,10 @@ from midwatch.supervise.procs import SHM, read_stat
 from midwatch.supervise.sample import RankView
 from midwatch.supervise.spawn import NodeSetup, log_paths, rank_environment, start_rank
 from midwatch.supervise.waiting import ExitWatch
-from midwatch.supervise.watch import RankWatch
-from midwatch.supervise.wire import Exited, Fact, RankStatus, StartRanks
+from midwatch.supervise.watch import IdleWatch, RankWatch
+from midwatch.supervise.wire import Exited, Fact, RankStatus, StartRanks, Suspected
 
+_IDLE_LOOK_NS: Final = 1_000_000_000
 _NOT_STARTED: Final = 127
 """The shell's code for "command not found": reported when a rank could not even be executed."""
 
@@ -33,6 +34,7 @@ class RankProc:
         self.local_rank = local_rank
         self.out, self.err, self.error = files
         self.watch = watch
+        self.idle = IdleWatch(time.monotonic_ns())
         self.process: subprocess.Popen[bytes] | None = None
         self.exit_watch: ExitWatch | None = None
         self.exited: Exited | None = None
@@ -70,6 +72,8 @@ class LocalAttempt:
         self.number = start.attempt
         self.started_ns = time.monotonic_ns()
         self.is_stopping = False
+        self._patience_s = config.phase_timeout_s
+        self._idle_look_ns = 0
         self._tell = tell
         self._on_change: list[Callable[[], None]] = []
         self._slots: SlotFile | None = None
@@ -125,9 +129,37 @@ class LocalAttempt:
             for fact in proc.watch.feed(self.slot(proc), stat.state if stat else "?", now_ns):
                 self._tell(fact)
 
+        if now_ns - self._idle_look_ns >= _IDLE_LOOK_NS and not self.is_stopping:
+            self._idle_look_ns = now_ns
+            self._look_for_standstill(now_ns)
+
     def forgive(self, now_ns: int) -> None:
         for proc in self.ranks:
             proc.watch.forgive(now_ns)
+            proc.idle.forgive(now_ns)
+
+    def _look_for_standstill(self, now_ns: int) -> None:
+        """Ranks that do not beat: a hang is only when none of this node computes or writes a line any more.
+
+        A single idle rank may wait for a peer that evaluates or saves, so all of them must be idle together.
+        """
+        alive = [proc for proc in self.ranks if proc.is_alive]
+        idle = {proc.rank: proc.idle.feed(*_activity(proc), now_ns) for proc in alive}
+        if not alive or any(self.slot(proc).is_attached for proc in alive) or min(idle.values()) < self._patience_s:
+            return
+        for proc in alive:
+            proc.idle.forgive(now_ns)
+            self._tell(
+                Suspected(
+                    attempt=self.number,
+                    rank=proc.rank,
+                    step=None,
+                    phase="",
+                    silent_s=round(idle[proc.rank], 3),
+                    deadline_s=self._patience_s,
+                    proc_state=_state(proc),
+                )
+            )
 
     def set_flag(self, flag: Flag) -> None:
         assert self._reader is not None
@@ -195,6 +227,16 @@ class LocalAttempt:
             err_path=proc.err,
             error_path=proc.error,
         )
+
+
+def _activity(proc: RankProc) -> tuple[float, int]:
+    stat = read_stat(proc.pid)
+    return (stat.cpu_s if stat else 0.0), sum(path.stat().st_size for path in (proc.out, proc.err) if path.exists())
+
+
+def _state(proc: RankProc) -> str:
+    stat = read_stat(proc.pid)
+    return stat.state if stat else "?"
 
 
 def _status(proc: RankProc, slot: Slot, now_ns: int) -> RankStatus:

@@ -107,6 +107,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Free on this node and kept so, for the next attempt's rendezvous."""
     facts: tuple[NumberedFact, ...] = ()
     ranks: tuple[RankStatus, ...] = ()
+    seen_order: int = 0
+    """Orders up to this number have arrived."""
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):

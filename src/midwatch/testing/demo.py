@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from midwatch.checkpoint.format import MANIFEST_FILE, decode_manifest, newest_verified
 from midwatch.core import format_seconds
 from midwatch.testing.demo_curves import attempt_curves, control_curve, progress_curves
 from midwatch.testing.demo_facts import read_rows
@@ -91,34 +94,46 @@ class Demo:
 
     def _train(self, name: str, script: list[str]) -> float:
         """Seconds of one supervised run; its output passes through as it comes."""
-        midwatch = [sys.executable, "-m", "midwatch.cli.main", "run", f"--nproc-per-node={WORLD_SIZE}"]
+        midwatch = [sys.executable, "-m", "midwatch", "run", f"--nproc-per-node={WORLD_SIZE}"]
         midwatch += ["--run-dir", str(self._out / name), "--config", str(self._config), "--max-restarts", "10"]
         midwatch += ["--set", "restart.backoff_s=[0]", "--"]
         command = [*midwatch, *script, "--steps", str(STEPS), "--config", str(self._config)]
         began = time.monotonic()
-        try:
-            subprocess.run(
-                [*command, "--out", str(self._out / f"{name}.json")],
-                stdout=sys.stderr if self._console.stderr else None,
-                timeout=RUN_TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            self._console.print(f"the {name} run did not end within {RUN_TIMEOUT_S:.0f} s and was stopped")
+        with subprocess.Popen(
+            [*command, "--out", str(self._out / f"{name}.json")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process:
+            # SIGTERM is a stop request to `midwatch run`, which ends everything it started.
+            guard = threading.Timer(RUN_TIMEOUT_S, process.terminate)
+            guard.start()
+            for line in process.stdout or ():
+                self._pass_on(line.rstrip(), time.monotonic() - began)
+            guard.cancel()
+        if process.returncode != 0:
+            self._console.print(f"the {name} run ended with exit code {process.returncode}", style="bold red")
         return time.monotonic() - began
+
+    def _pass_on(self, line: str, seconds: float) -> None:
+        """Show a line with its time; the tracebacks of ranks that a fault took down are in the logs, not here."""
+        if not line.startswith("[rank"):
+            self._console.print(f"{seconds:6.1f} s  {line}", markup=False, soft_wrap=True)
 
     def _result(self, plan: FaultPlan, plan_path: Path, control_s: float, faulted_s: float) -> DemoResult:
         control, faulted = self._outcome("control"), self._outcome("faulted")
         rows, problems = read_rows(plan, plan_path, self._out / "faulted")
+        newest = newest_verified(self._out / "control" / "checkpoints")
         for name, outcome in (("control", control), ("faulted", faulted)):
             if not outcome:
                 problems.append(f"the {name} run did not reach its end")
         return DemoResult(
             control_sha256=control.get("weights_sha256", ""),
             faulted_sha256=faulted.get("weights_sha256", ""),
-            config_hash=str(faulted.get("config_hash", "")) or "-",
+            config_hash=newest.config_hash if newest else "-",
             world_size=WORLD_SIZE,
-            parameters=int(control.get("parameters", 0)),
+            parameters=model_parameters(Path(newest.path)) if newest else 0,
             total_steps=STEPS,
             control_s=control_s,
             faulted_s=faulted_s,
@@ -141,6 +156,12 @@ def example_folder() -> Path:
         if (folder / "train.py").exists():
             return folder
     raise FileNotFoundError("examples/tiny_gpt is neither in the package nor beside it")
+
+
+def model_parameters(checkpoint: Path) -> int:
+    """Elements of the model's tensors, from the manifest."""
+    manifest = decode_manifest((checkpoint / MANIFEST_FILE).read_bytes())
+    return sum(math.prod(tensor.global_shape) for key, tensor in manifest.tensors.items() if key.startswith("model."))
 
 
 def _print(console: Console, result: DemoResult, report: Path) -> None:

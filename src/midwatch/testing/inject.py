@@ -62,7 +62,7 @@ class Injector:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _flip_bit_in_newest(self, timeout_s: float = 30.0) -> str:
-        from midwatch.checkpoint.format import newest_verified
+        from midwatch.checkpoint.format import newest_verified, shard_file
         from midwatch.testing.corrupt import flip_bit
 
         deadline = time.monotonic() + timeout_s
@@ -72,7 +72,8 @@ class Injector:
         newest = newest_verified(self._checkpoints)
         if newest is None:
             raise RuntimeError(f"no verified checkpoint in {self._checkpoints} to damage: plan the fault later")
-        return flip_bit(newest.path)
+        damage = flip_bit(Path(newest.path) / shard_file(0))
+        return f"one bit flipped in byte {damage.begin} of {damage.file} of {newest.name}"
 
     def _kill_writer_during_save(self, fault: Fault, timeout_s: float = 120.0) -> None:
         deadline = time.monotonic() + timeout_s

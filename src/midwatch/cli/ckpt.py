@@ -9,7 +9,6 @@ from typing import Any
 import click
 import msgspec
 
-from midwatch.audit import ledger_files, merged, read_run
 from midwatch.checkpoint.format import (
     MANIFEST_FILE,
     CheckpointInfo,
@@ -22,7 +21,8 @@ from midwatch.checkpoint.format import (
 )
 from midwatch.cli._output import exits, json_option, pairs, plain, say, show_json, table, when
 from midwatch.cli._places import Place, find_place, pick
-from midwatch.core import CheckpointError, LedgerError, format_bytes
+from midwatch.cli._why_not import Answer, judge_all, remember
+from midwatch.core import CheckpointError, format_bytes
 
 _USABLE = ("verified", "committed")
 _path = click.argument("path", metavar="[PATH]", required=False, type=click.Path(path_type=Path))
@@ -189,19 +189,6 @@ def _facts(info: CheckpointInfo) -> list[tuple[str, object]]:
     return [(name, value) for name, value in facts if value != ""]
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a resume takes one checkpoint, and if not, why."""
-
-    name: str
-    state: str
-    step: int
-    is_usable: bool
-    would_resume: bool
-    why: str
-    code: str = ""
-    problems: tuple[Problem, ...] = ()
-
-
 @command.command(
     "why-not",
     epilog=exits(65, e65="the one named, or every one, would not be resumed from")
@@ -222,7 +209,7 @@ def why_not(path: Path | None, selection: str | None, quick: bool, is_json: bool
     except CheckpointError as error:
         _show_missing(place, str(selection), error, is_json=is_json)
         return
-    answers = _answers(place, deep=not quick)
+    answers = judge_all(place, deep=not quick)
     shown = [answer for answer, info in answers if chosen is None or info.path == chosen.path]
     if is_json:
         show_json({"root": str(place.root), "checkpoints": shown})
@@ -235,56 +222,6 @@ def why_not(path: Path | None, selection: str | None, quick: bool, is_json: bool
     sys.exit(0 if shown and is_good else 65)
 
 
-def _answers(place: Place, *, deep: bool) -> list[tuple[Answer, CheckpointInfo]]:
-    listed = list_checkpoints(place.root, run_dir=place.run_dir)
-    # The order in which a resume tries them: verified before committed, newest first.
-    tried = sorted(listed, key=lambda info: (info.state == "verified", info.order), reverse=True)
-    run = _run_id(place)
-    winner = ""
-    found: dict[str, Answer] = {}
-    for info in tried:
-        found[info.path] = _judge(info, run, winner, deep=deep)
-        winner = winner or (info.name if found[info.path].would_resume else "")
-    return [(found[info.path], info) for info in listed]
-
-
-def _judge(info: CheckpointInfo, run: str, winner: str, *, deep: bool) -> Answer:
-    code, why, problems = _reason(info, run, deep=deep)
-    if not why and winner:
-        why = f"intact, but {winner} is the better choice: newer or already verified"
-        return _answer(info, is_usable=True, would_resume=False, why=why)
-    if not why:
-        return _answer(info, is_usable=True, would_resume=True, why="a resume takes this one")
-    return _answer(info, is_usable=False, would_resume=False, why=why, code=code, problems=problems)
-
-
-def _answer(info: CheckpointInfo, **facts: Any) -> Answer:
-    return Answer(name=info.name, state=info.state, step=info.step, **facts)
-
-
-def _reason(info: CheckpointInfo, run: str, *, deep: bool) -> tuple[str, str, tuple[Problem, ...]]:
-    """Code, sentence and details of what speaks against it; empty when nothing does."""
-    if info.state == "torn":
-        return "CK101", f"torn: {info.reason}", ()
-    if info.state == "fenced":
-        return "CK401", f"fenced: {info.reason}", ()
-    if info.state == "quarantined":
-        return "CK202", f"quarantined: {info.reason}", ()
-    if info.is_suspect:
-        return "CK202", "marked suspect: its bytes are intact, its contents are not trusted", ()
-    if run and info.run != run:
-        return "CK203", f"belongs to run {info.run}, this folder is run {run}", ()
-    report = verify_checkpoint(Path(info.path), deep=deep)
-    if report.is_ok:
-        return "", "", ()
-    return report.problems[0].code, f"damaged: {len(report.problems)} problem(s)", report.problems
-
-
-def _run_id(place: Place) -> str:
-    info = read_run(place.run_dir) if place.run_dir else None
-    return info.run if info else ""
-
-
 def _show_answer(answer: Answer) -> None:
     color = "green" if answer.would_resume else None if answer.is_usable else "red"
     code = f"[{answer.code}] " if answer.code else ""
@@ -295,7 +232,7 @@ def _show_answer(answer: Answer) -> None:
 
 def _show_missing(place: Place, selection: str, error: CheckpointError, *, is_json: bool) -> None:
     """It is not there: pruned, or never saved. The ledger may remember."""
-    history = _history(place, selection)
+    history = remember(place, selection)
     if is_json:
         show_json({**error.as_dict(), "history": history})
     else:
@@ -303,21 +240,3 @@ def _show_missing(place: Place, selection: str, error: CheckpointError, *, is_js
         for line in history:
             say(f"  {plain(line)}")
     sys.exit(65)
-
-
-def _history(place: Place, selection: str) -> list[str]:
-    if place.run_dir is None:
-        return []
-    try:
-        ledger_files(place.run_dir)
-        lines = merged(place.run_dir)
-    except LedgerError:
-        return []
-    step = int(selection) if selection.isdigit() else None
-    return [
-        f"{when(line.ts_ns)} {line.event} attempt {line.attempt}"
-        + (f" step {line.step}" if line.step is not None else "")
-        for line in lines
-        if line.event.startswith("checkpoint.")
-        and (line.data.get("name") == selection or (step is not None and line.step == step))
-    ][-20:]

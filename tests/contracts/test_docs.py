@@ -6,11 +6,13 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 
 import midwatch
+from midwatch.checkpoint.jobs import SaveState
 from midwatch.config import Config
 from midwatch.core import CODES
 
@@ -103,9 +105,11 @@ def test_command_nobody_explains() -> None:
 
 def test_text_names_an_unknown_command() -> None:
     verbs = _verbs()
-    quoted = re.compile(r"(?:`|\$ |^)midwatch ([a-z][a-z-]+)", re.MULTILINE)
     for page in PAGES:
-        for verb in quoted.findall(page.read_text()):
+        quoted = re.findall(r"`midwatch ([a-z][a-z-]+)", _prose(page))
+        for _, body in _fences(page):
+            quoted += re.findall(r"^(?:\$ )?midwatch ([a-z][a-z-]+)", body, re.MULTILINE)
+        for verb in quoted:
             assert verb in verbs, f"{_id(page)} speaks of `midwatch {verb}`"
 
 
@@ -136,7 +140,7 @@ def test_text_names_an_unknown_key() -> None:
         for table, name in re.findall(rf"`({'|'.join(sorted(tables))})\.([a-z_]+)`", page.read_text()):
             word = f"{table}.{name}"
             is_room = (ROOT / "src" / "midwatch" / table / f"{name}.py").exists()
-            is_event = f'"{word}"' in source
+            is_event = f'"{word}"' in source or (table == "checkpoint" and name in get_args(SaveState))
             assert word in keys or is_room or is_event, f"{_id(page)} speaks of {word}"
 
 
@@ -146,6 +150,15 @@ def test_fault_class_nobody_explains() -> None:
         r"^\| `(\w+)` \| (.+?) \| (G\d) \| (\w+) \|", (DOCS / "reference" / "fault-classes.md").read_text(), re.M
     )
     assert rows == [(name, row["title"], row["grade"], row.get("action", "restart")) for name, row in classes.items()]
+
+
+def test_event_nobody_explains() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    recorded = set(re.findall(r"""record\(\s*"([a-z]+\.[a-z_]+)\"""", source))
+    page = (DOCS / "reference" / "ledger-format.md").read_text()
+    assert len(recorded) > 20
+    for event in recorded:
+        assert f"`{event}`" in page, f"docs/reference/ledger-format.md does not mention {event}"
 
 
 def test_changelog_and_package_disagree() -> None:

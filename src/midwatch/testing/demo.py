@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -165,7 +166,7 @@ def model_parameters(checkpoint: Path) -> int:
 
 
 def _print(console: Console, result: DemoResult, report: Path) -> None:
-    table = Table(*COLUMNS, title="What happened, from the run's own records", title_justify="left")
+    table = Table(*COLUMNS, title="What happened, from the run's own records", title_justify="left", box=SIMPLE_HEAD)
     for row in result.rows:
         table.add_row(*cells(row), style=None if row.is_culprit_right else "red")
     console.print(table)

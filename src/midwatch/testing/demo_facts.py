@@ -10,7 +10,7 @@ from midwatch.testing.demo_curves import progress_stamps
 from midwatch.testing.demo_report import FaultRow
 from midwatch.testing.faultplan import FaultPlan, Firing, firings
 
-DETECTIONS = {"fault.suspected", "rank.exited", "rank.suspected", "node.lost", "checkpoint.failed"}
+DETECTIONS = {"fault.suspected", "node.lost", "checkpoint.failed"}
 
 
 def read_rows(plan: FaultPlan, plan_path: Path, run_dir: Path) -> tuple[list[FaultRow], list[str]]:

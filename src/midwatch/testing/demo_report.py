@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from html import escape
 
@@ -58,18 +59,19 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.is_identical and not self.problems
 
 
-COLUMNS = ("", "fault", "detected after", "culprit named", "resumed from step", "steps redone", "training again after")
+COLUMNS = ("", "fault", "at step", "detected", "culprit", "resumed from", "redone", "training again")
 
 
 def cells(row: FaultRow) -> tuple[str, ...]:
     """The row as text, in the order of ``COLUMNS``."""
     return (
         str(row.number),
-        f"{row.title}, step {row.step}",
+        row.title,
+        str(row.step),
         _seconds(row.detect_s),
         row.culprit + ("" if row.is_culprit_right else " (WRONG)"),
-        "-" if row.resumed_step is None else str(row.resumed_step),
-        "-" if row.steps_redone is None else str(row.steps_redone),
+        "-" if row.resumed_step is None else f"step {row.resumed_step}",
+        "-" if row.steps_redone is None else f"{row.steps_redone} steps",
         _seconds(row.again_s),
     )
 
@@ -112,7 +114,7 @@ def _facts(result: DemoResult) -> str:
 
 def _row(row: FaultRow) -> str:
     remarks = "".join(f"<li>{escape(r)}</li>" for r in row.remarks)
-    note = f'<tr class="note"><td></td><td colspan="6"><ul>{remarks}</ul></td></tr>' if remarks else ""
+    note = f'<tr class="note"><td></td><td colspan="7"><ul>{remarks}</ul></td></tr>' if remarks else ""
     return "<tr>" + "".join(f"<td>{escape(c)}</td>" for c in cells(row)) + "</tr>" + note
 
 
@@ -140,7 +142,8 @@ def _chart(
 
     parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(y_name)} over {escape(x_name)}">']
     parts += _axes(place, x_max, y_low, y_high, x_name, y_name)
-    for index, (name, pts) in enumerate(series):
+    # Counted from the end, so that an attempt has the same colour in both pictures.
+    for index, (name, pts) in enumerate(series, -len(series)):
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*p) for p in pts))
         css = "control" if name == "control" else f"attempt tone{index % 6}"
         parts.append(f'<polyline class="{css}" points="{path}"><title>{escape(name)}</title></polyline>')
@@ -156,18 +159,25 @@ def _chart(
 
 def _axes(place: Place, x_max: float, y_low: float, y_high: float, x_name: str, y_name: str) -> list[str]:
     parts: list[str] = []
-    for i in range(6):
-        x, _ = place(x_max * i / 5, y_low)
-        parts.append(f'<text class="tick" x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 16}">{x_max * i / 5:.0f}</text>')
-    for i in range(5):
-        value = y_low + (y_high - y_low) * i / 4
+    for value in _ticks(0, x_max):
+        x, _ = place(value, y_low)
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 16}">{value:g}</text>')
+    for value in _ticks(y_low, y_high):
         _, y = place(0, value)
-        label = f"{value:.2f}" if y_high - y_low < 50 else f"{value:.0f}"
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 16}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick left" x="{_LEFT - 6}" y="{y + 4:.1f}">{label}</text>')
+        parts.append(f'<text class="tick left" x="{_LEFT - 6}" y="{y + 4:.1f}">{value:g}</text>')
     parts.append(f'<text class="tick" x="{(_WIDTH + _LEFT) / 2:.0f}" y="{_HEIGHT - 4}">{escape(x_name)}</text>')
-    parts.append(f'<text class="tick left" x="{_LEFT - 6}" y="{_TOP - 8}">{escape(y_name)}</text>')
+    parts.append(f'<text class="tick left" x="{_LEFT - 6}" y="{_TOP - 14}">{escape(y_name)}</text>')
     return parts
+
+
+def _ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round values between ``low`` and ``high``, at most ``most`` of them and one more."""
+    raw = (high - low) / most or 1.0
+    power = 10.0 ** math.floor(math.log10(raw))
+    pace = next(power * m for m in (1, 2, 5, 10) if power * m >= raw)
+    first = math.ceil(low / pace)
+    return [round(k * pace, 10) for k in range(first, math.floor(high / pace) + 1)]
 
 
 _PAGE = """<!doctype html>

@@ -22,11 +22,11 @@ import msgspec
 Kind = Literal["kill", "freeze", "flip_bit", "kill_writer", "kill_agent"]
 
 TITLES: dict[Kind, str] = {
-    "kill": "rank killed in mid-step (SIGKILL)",
-    "freeze": "rank frozen (SIGSTOP)",
-    "flip_bit": "one bit flipped in the newest checkpoint, then a crash",
-    "kill_writer": "writer process killed during a save, then a crash",
-    "kill_agent": "node agent killed (SIGKILL)",
+    "kill": "rank killed",
+    "freeze": "rank frozen",
+    "flip_bit": "bit flipped in newest save + crash",
+    "kill_writer": "writer killed in a save + crash",
+    "kill_agent": "node agent killed",
 }
 
 
@@ -70,7 +70,7 @@ class FaultPlan(msgspec.Struct, kw_only=True):
         return self._add("flip_bit", rank, step)
 
     def kill_writer(self, *, rank: int, step: int) -> FaultPlan:
-        """Kill the rank's writer during the save of ``step`` (or the next save it can catch), the rank two steps on."""
+        """Kill the rank's writer during the save of ``step`` (or the next save it can catch), the rank some steps on."""
         return self._add("kill_writer", rank, step)
 
     def kill_agent(self, *, rank: int, step: int) -> FaultPlan:

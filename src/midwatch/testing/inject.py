@@ -21,7 +21,7 @@ from midwatch.pulse import PulseReader
 from midwatch.testing.faultplan import Fault, fire, has_fired, load_plan
 
 WRITER_MODULE = "midwatch.checkpoint.persist"
-CRASH_AFTER_STEPS = 2
+CRASH_AFTER_STEPS = 4
 """A killed writer alone does not stop training; the crash that follows shows that the torn save is never used."""
 
 
@@ -81,12 +81,21 @@ class Injector:
             in_flight = next((p for p in self._checkpoints.glob("step-*.partial")), None)
             if in_flight is not None and (writer := _writer_of(os.getpid())) is not None:
                 writer.kill()
-                writer.wait(5)
+                _await_death(writer)
                 if in_flight.exists() and fire(self._plan_path, fault, f"writer {writer.pid} during {in_flight.name}"):
                     step = self._slots.read(self._local_rank).step or fault.step
                     self._crash_at = step + CRASH_AFTER_STEPS
                     return
             time.sleep(0.0005)
+
+
+def _await_death(process: psutil.Process) -> None:
+    """Until it can do no more, without reaping it: that is its parent's right, and how the parent learns of it."""
+    try:
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.0005)
+    except psutil.NoSuchProcess:
+        return
 
 
 def _writer_of(pid: int) -> psutil.Process | None:

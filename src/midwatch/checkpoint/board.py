@@ -44,6 +44,7 @@ class Board:
 
     def open(self) -> None:
         """Create the folder; every rank may."""
+        ops.make_dirs(self.folder.parent.parent)
         ops.mkdir(self.folder.parent)
         ops.mkdir(self.folder)
 
@@ -114,6 +115,12 @@ class Board:
         except FileNotFoundError:
             present = set[str]()
         return [mark for mark in marks if f"{self._tier}.{mark}" not in present]
+
+
+def fail_save(root: Path, name: str, serial: int, *, rank: int, error: MidwatchError) -> None:
+    """Tell the other ranks that this one takes no part in a save (its writer died, its state cannot be captured)."""
+    for tier in ("local", "shared"):
+        Board(root, name, serial, tier).fail(rank, error)
 
 
 def rank_mark(kind: str, rank: int) -> str:

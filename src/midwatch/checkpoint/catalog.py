@@ -214,8 +214,14 @@ def quarantine(
     ops.rename(source, target)
     ops.fsync_dir(root / QUARANTINE)
     ops.fsync_dir(root)
-    move_latest(root, run_dir=run_dir)
+    _repair_latest(root, run_dir)
     return target
+
+
+def _repair_latest(root: Path, run_dir: Path | None) -> None:
+    """Only where there is one: a local tier has none and gets none."""
+    if (root / LATEST).is_symlink():
+        move_latest(root, run_dir=run_dir)
 
 
 def _free_place(folder: Path, name: str) -> Path:
@@ -230,7 +236,7 @@ def _free_place(folder: Path, name: str) -> Path:
 def mark_suspect(root: Path, name: str, reason: str, *, run_dir: Path | None = None) -> None:
     """Flag a checkpoint whose contents, though intact, are not to be trusted; ``latest`` passes over it from now on."""
     write_atomic(root / name / SUSPECT_FILE, canonical_json({"reason": reason, "marked_ns": time.time_ns()}) + b"\n")
-    move_latest(root, run_dir=run_dir)
+    _repair_latest(root, run_dir)
 
 
 def remove_checkpoint(root: Path, name: str) -> None:

@@ -113,7 +113,6 @@ class CommitProtocol:
                 "CK301", f"{self.final} exists already: this attempt saved step {self.job.step} before"
             )
         ops.make_dirs(self.root)
-        ops.make_dirs(self.board.folder.parent.parent)
         self.board.open()
         check_space(self.root, self.job.size_bytes)
         ops.mkdir(self.partial)

@@ -1,5 +1,6 @@
 """The public face of checkpoints without torch: layout, records, listing, verification, retention, writer process."""
 
+from midwatch.checkpoint.board import fail_save
 from midwatch.checkpoint.catalog import (
     LATEST,
     PARTIAL_SUFFIX,
@@ -84,6 +85,7 @@ __all__ = [
     "committed_names",
     "decode_manifest",
     "decode_receipt",
+    "fail_save",
     "list_checkpoints",
     "mark_suspect",
     "move_latest",

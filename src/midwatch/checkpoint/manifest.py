@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -172,8 +173,20 @@ def build_manifest(
 def seal(record: Manifest | VerifiedMark) -> str:
     """The record's own digest."""
     # Through bytes once, so that what JSON cannot hold (NaN) is dropped before the digest is taken.
-    plain = msgspec.json.decode(canonical_json(msgspec.structs.replace(record, digest="")), type=type(record))
-    return sha256_hex(canonical_json(plain))
+    return _digest_of(msgspec.json.decode(canonical_json(record), type=dict[str, Any]))
+
+
+def _digest_of(table: dict[str, Any]) -> str:
+    return sha256_hex(canonical_json({**table, "digest": ""}))
+
+
+def _is_sealed(data: bytes) -> bool:
+    """Checked on the plain JSON, not on our structs: a record with fewer or more fields than ours is still whole."""
+    try:
+        table = msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.MsgspecError, ValueError):
+        return False
+    return canonical_json(table) + b"\n" == data and table.get("digest") == _digest_of(table)
 
 
 def encode_record(record: Manifest | VerifiedMark | Receipt) -> bytes:
@@ -192,7 +205,7 @@ def decode_manifest(data: bytes) -> Manifest:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, ValueError) as error:
         raise CheckpointError("CK106", f"{MANIFEST_FILE} is damaged: {error}") from error
-    if encode_record(manifest) != data or manifest.digest != seal(manifest):
+    if not _is_sealed(data):
         raise CheckpointError("CK106", f"{MANIFEST_FILE} is damaged: its bytes do not match its digest")
     ranks = [file.rank for file in manifest.files]
     if ranks != list(range(manifest.world_size)) or manifest.format != FORMAT_NAME:
@@ -219,7 +232,7 @@ def decode_verified(data: bytes) -> VerifiedMark | None:
         mark = msgspec.json.decode(data, type=VerifiedMark)
     except (msgspec.MsgspecError, ValueError):
         return None
-    return mark if encode_record(mark) == data and mark.digest == seal(mark) else None
+    return mark if _is_sealed(data) else None
 
 
 class _Versioned(msgspec.Struct):

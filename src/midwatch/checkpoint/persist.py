@@ -19,7 +19,7 @@ import msgspec
 
 from midwatch.checkpoint.jobs import FrameBuffer, SaveEvent, SaveJob, encode_frame, write_all
 from midwatch.checkpoint.manifest import Receipt
-from midwatch.checkpoint.saving import Progress, save_first_tier, upload
+from midwatch.checkpoint.pipeline import Progress, save_first_tier, upload
 
 NICE = 10
 """Training's own processes come first for the CPU; hashing and copying use what is left."""

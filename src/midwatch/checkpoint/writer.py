@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from midwatch.checkpoint.board import Board
+from midwatch.checkpoint.board import fail_save
 from midwatch.checkpoint.jobs import FrameBuffer, SaveEvent, SaveJob, encode_frame
 from midwatch.core import CheckpointError
 
@@ -161,8 +161,7 @@ class WriterClient:
             error = CheckpointError(
                 "CK302", f"rank {job.rank}: the writer process ended with code {code} during {job.name}"
             )
-            for tier in ("local", "shared"):
-                Board(Path(job.root), job.name, job.serial, tier).fail(job.rank, error)
+            fail_save(Path(job.root), job.name, job.serial, rank=job.rank, error=error)
             self._events.append(
                 SaveEvent(
                     name=job.name,

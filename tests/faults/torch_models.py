@@ -59,7 +59,8 @@ class Loader:
 class Training:
     """Model, optimizer, scheduler and loader of one rank, seeded alike every time.
 
-    ``kind``: ``plain``, ``ddp``, ``ddp-static``, ``ddp-accumulate`` (half of each step not synchronised) or ``fsdp``.
+    ``kind``: ``plain``, ``ddp``, ``ddp-static``, ``ddp-accumulate`` (half of each step not synchronised), ``fsdp`` or
+    ``hsdp`` (two replicas of a sharded model).
     """
 
     def __init__(self, kind: str, rank: int, world_size: int, lr: float = 1e-2) -> None:
@@ -69,8 +70,14 @@ class Training:
         if kind.startswith("ddp"):
             is_static = kind == "ddp-static"
             self.model = DistributedDataParallel(self.model, bucket_cap_mb=BUCKET_MB, static_graph=is_static)
-        elif kind == "fsdp":
-            mesh = init_device_mesh("cpu", (world_size,))
+        elif kind in ("fsdp", "hsdp"):
+            names = ("replicate", "shard")
+            is_flat = kind == "fsdp"
+            mesh = init_device_mesh(
+                "cpu",
+                (world_size,) if is_flat else (2, world_size // 2),
+                mesh_dim_names=names[1:] if is_flat else names,
+            )
             fully_shard(self.model.middle, mesh=mesh)
             fully_shard(self.model, mesh=mesh)
         torch.manual_seed(100 + rank)

@@ -18,7 +18,7 @@ TIMEOUT_S = 120.0
 _ranks = multiprocessing.get_context("forkserver")
 # The server imports PyTorch once; every rank is then a fork that has it, instead of seconds of imports each.
 _ranks.set_forkserver_preload(
-    ["torch", "torch.distributed.tensor", "midwatch.train.run", "midwatch.checkpoint.checkpointer"]
+    ["torch", "torch._dynamo", "torch.distributed.fsdp", "midwatch.train.run", "midwatch.checkpoint.checkpointer"]
 )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from midwatch.checkpoint.catalog import PARTIAL_SUFFIX, QUARANTINE, CheckpointInfo, candidates, list_checkpoints
+from midwatch.checkpoint.catalog import LATEST, PARTIAL_SUFFIX, QUARANTINE, CheckpointInfo, candidates, list_checkpoints
 from midwatch.checkpoint.catalog import quarantine as move_to_quarantine
 from midwatch.checkpoint.group import ControlGroup
 from midwatch.checkpoint.manifest import MANIFEST_FILE
@@ -244,9 +244,9 @@ def _candidate(info: CheckpointInfo, tier: str) -> Candidate:
 
 
 def _follow(path: Path) -> Path:
-    for folder in (path, path / "latest", path / "checkpoints" / "latest"):
-        if (folder / MANIFEST_FILE).is_file():
-            return folder.resolve()
     if path.name.endswith(PARTIAL_SUFFIX) and path.is_dir():
         raise CheckpointError("CK101", f"{path} was never committed", path=str(path))
+    for folder in (path, path / LATEST, path / "checkpoints" / LATEST):
+        if (folder / MANIFEST_FILE).is_file():
+            return folder.resolve()
     raise CheckpointError("CK201", f"{path} is not a checkpoint and has none", path=str(path))

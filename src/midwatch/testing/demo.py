@@ -166,7 +166,13 @@ def model_parameters(checkpoint: Path) -> int:
 
 
 def _print(console: Console, result: DemoResult, report: Path) -> None:
-    table = Table(*COLUMNS, title="What happened, from the run's own records", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(
+        *COLUMNS,
+        title="What happened, from the run's own records",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     for row in result.rows:
         table.add_row(*cells(row), style=None if row.is_culprit_right else "red")
     console.print(table)

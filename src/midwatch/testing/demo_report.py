@@ -59,7 +59,7 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.is_identical and not self.problems
 
 
-COLUMNS = ("", "fault", "at step", "detected", "culprit", "resumed from", "redone", "training again")
+COLUMNS = ("", "fault", "step", "detected", "culprit", "resumed", "redone", "training again")
 
 
 def cells(row: FaultRow) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ def cells(row: FaultRow) -> tuple[str, ...]:
         _seconds(row.detect_s),
         row.culprit + ("" if row.is_culprit_right else " (WRONG)"),
         "-" if row.resumed_step is None else f"step {row.resumed_step}",
-        "-" if row.steps_redone is None else f"{row.steps_redone} steps",
+        "-" if row.steps_redone is None else str(row.steps_redone),
         _seconds(row.again_s),
     )
 

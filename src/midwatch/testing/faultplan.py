@@ -24,8 +24,8 @@ Kind = Literal["kill", "freeze", "flip_bit", "kill_writer", "kill_agent"]
 TITLES: dict[Kind, str] = {
     "kill": "rank killed",
     "freeze": "rank frozen",
-    "flip_bit": "bit flipped in newest save + crash",
-    "kill_writer": "writer killed in a save + crash",
+    "flip_bit": "bit flipped, then crash",
+    "kill_writer": "writer killed in a save",
     "kill_agent": "node agent killed",
 }
 
@@ -70,7 +70,7 @@ class FaultPlan(msgspec.Struct, kw_only=True):
         return self._add("flip_bit", rank, step)
 
     def kill_writer(self, *, rank: int, step: int) -> FaultPlan:
-        """Kill the rank's writer during the save of ``step`` (or the next save it can catch), the rank some steps on."""
+        """Kill the rank's writer during the save of ``step`` (or the next one it can catch), then the rank."""
         return self._add("kill_writer", rank, step)
 
     def kill_agent(self, *, rank: int, step: int) -> FaultPlan:

@@ -103,6 +103,10 @@ def tagged(tag: str) -> Iterator[tuple[int, str]]:
             continue
 
 
+def shared_memory() -> set[str]:
+    return {str(path) for path in Path("/dev/shm").glob("midwatch-*")}
+
+
 def events_of(folder: Path) -> list[dict]:
     events = []
     for path in folder.glob("rank*.jsonl"):
@@ -125,6 +129,7 @@ class Trial:
         self.run_dir = self.dir / "run"
         self.tag = f"BENCH_FAULTS_TAG={self.dir.name}"
         self.fault_t: float | None = None
+        self.shm_before = shared_memory()
 
     def command(self) -> list[str]:
         train = [str(WORKER), "--dir", str(self.dir), "--steps", str(STEPS), "--fault", self.cell.fault]
@@ -192,7 +197,7 @@ class Trial:
         if self.cell.rc is not None:
             time.sleep(1.0)  # the promise is: gone within a second of the launcher's end
             self.cell.leftovers = [f"{pid} {command}" for pid, command in tagged(self.tag)]
-            self.cell.leftovers += [f"/dev/shm/{p.name}" for p in Path("/dev/shm").glob("midwatch-*")]
+            self.cell.leftovers += sorted(shared_memory() - self.shm_before)
         else:
             process.terminate()
             try:
@@ -237,7 +242,7 @@ class Trial:
             if entry["event"] == "rank.suspected" and self.cell.suspected_s is None:
                 self.cell.suspected_s = round(after, 2)
                 self.cell.deadline_s = entry["data"].get("deadline_s")
-            if entry["event"] in ("rank.suspected", "rank.exited", "node.lost") and self.cell.detect_s is None:
+            if entry["event"] in ("fault.suspected", "node.lost") and self.cell.detect_s is None:
                 self.cell.detect_s = round(after, 2)
             if entry["event"] == "fault.judged" and self.cell.confirmed_s is None:
                 self.cell.confirmed_s = round(after, 2)

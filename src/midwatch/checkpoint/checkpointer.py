@@ -38,6 +38,7 @@ from midwatch.checkpoint.stage import sweep_arenas
 from midwatch.checkpoint.tracked import Tracked
 from midwatch.config import CheckpointConfig
 from midwatch.core import CheckpointError, MidwatchError, NullRecorder, Recorder
+from midwatch.storage import as_storage_error
 
 _log = logging.getLogger(__name__)
 
@@ -208,23 +209,22 @@ class Checkpointer:
             error: MidwatchError | None = None
             restorer: Restorer | None = None
             try:
-                reader = VerifyingReader(candidate.folder)
-                restorer = Restorer(reader, self._tracked, self.identity.rank)
+                restorer = Restorer(VerifyingReader(candidate.folder), self._tracked, self.identity.rank)
                 restorer.prepare()
                 restorer.load()
             except MidwatchError as caught:
                 error = caught
+            except OSError as caught:
+                error = as_storage_error(caught, f"reading {candidate.folder}")
             problems = agree(self.group, error)
             if problems or restorer is None:
                 chooser.reject(candidate, problems)
                 continue
-            return self._finish(candidate, restorer, VerifyingReader(candidate.folder), chooser)
+            return self._finish(candidate, restorer, chooser)
         return None
 
-    def _finish(
-        self, candidate: Candidate, restorer: Restorer, reader: VerifyingReader, chooser: Chooser
-    ) -> ResumePoint:
-        manifest = reader.manifest
+    def _finish(self, candidate: Candidate, restorer: Restorer, chooser: Chooser) -> ResumePoint:
+        manifest = restorer.manifest
         if restorer.lacks_optimizer:
             _log.warning("%s was saved without the optimizer: its momentum starts from zero", candidate.name)
             self._recorder.record("resume.optimizer_missing", step=manifest.step, name=candidate.name)

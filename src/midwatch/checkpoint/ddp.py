@@ -40,6 +40,7 @@ class GradOrder:
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
+        self.ddp = ddp
         self.names: tuple[str, ...] = ()
         self._expected = sum(1 for p in ddp.parameters() if p.requires_grad)
         self._seen: list[str] = []

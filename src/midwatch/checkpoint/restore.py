@@ -34,10 +34,10 @@ class Restorer:
     def __init__(self, reader: VerifyingReader, tracked: Tracked, rank: int) -> None:
         self._reader = reader
         self._tracked = tracked
-        self._manifest = reader.manifest
+        self.manifest = reader.manifest
         self._rank = rank
         self._shared: dict[str, Any] = reader.state(0)["shared"]
-        self._private: dict[str, Any] = reader.state(rank % self._manifest.world_size)["private"]
+        self._private: dict[str, Any] = reader.state(rank % self.manifest.world_size)["private"]
         self._targets: dict[str, torch.Tensor] = {}
         self._models: list[tuple[nn.Module, dict[str, Any]]] = []
         self._plain: list[tuple[Any, Any]] = []
@@ -48,7 +48,7 @@ class Restorer:
     @property
     def lacks_optimizer(self) -> bool:
         """An optimizer is tracked, but the checkpoint was written with ``save_optimizer = false``."""
-        return self._tracked.optimizer is not None and not self._manifest.sections.get("optimizer", False)
+        return self._tracked.optimizer is not None and not self.manifest.sections.get("optimizer", False)
 
     @property
     def bucket_order(self) -> dict[str, list[str]]:
@@ -64,13 +64,13 @@ class Restorer:
         for section, module in self._tracked.modules():
             self._prepare_module(section, module)
         for section, optimizer in self._tracked.optimizers():
-            if self._manifest.save_optimizer:
+            if self.manifest.save_optimizer:
                 self._prepare_optimizer(section, optimizer)
         for section, thing in self._tracked.shared():
             self._plain.append((thing, self._decode(self._section(self._shared, section))))
         for section, thing in self._tracked.private():
             self._plain.append((thing, self._decode(self._section(self._private, section))))
-        if self._rank < self._manifest.world_size:
+        if self._rank < self.manifest.world_size:
             self.rng = self._decode(self._section(self._private, "rng"))
 
     def load(self) -> None:
@@ -112,10 +112,10 @@ class Restorer:
 
     @property
     def _is_same_rank(self) -> bool:
-        return self._rank < self._manifest.world_size
+        return self._rank < self.manifest.world_size
 
     def _records(self, section: str) -> dict[str, TensorRecord]:
-        tensors = self._manifest.tensors
+        tensors = self.manifest.tensors
         found = {key: record for key, record in tensors.items() if key.startswith(f"{section}.")}
         aliases = {
             alias: tensors[key] for alias, key in self._reader.aliases.items() if alias.startswith(f"{section}.")
@@ -136,7 +136,7 @@ class Restorer:
 
     def _section(self, table: Mapping[str, Any], section: str) -> Any:
         if section not in table:
-            name = self._manifest.name
+            name = self.manifest.name
             message = f"{name} holds no state for {section!r}, which this run tracks"
             raise CheckpointError("CK206", message, section=section, checkpoint=name)
         return table[section]
@@ -146,9 +146,9 @@ class Restorer:
 
     def _allocate(self, tag: str, key: Any, like: torch.Tensor | None = None) -> Any:
         """Room for a saved tensor, filled by ``load``; what belongs to a parameter is laid out as that parameter is."""
-        record = self._manifest.tensors.get(key) if isinstance(key, str) else None
+        record = self.manifest.tensors.get(key) if isinstance(key, str) else None
         if tag not in ("$tensor", "$array") or record is None:
-            raise CheckpointError("CK106", f"{self._manifest.name}: saved state refers to an unknown {tag} {key!r}")
+            raise CheckpointError("CK106", f"{self.manifest.name}: saved state refers to an unknown {tag} {key!r}")
         dtype = dtype_of(record.dtype)
         if like is not None and tuple(like.shape) == record.global_shape and like.dim() > 0:
             target = torch.empty_like(like, dtype=dtype, requires_grad=False)

@@ -48,7 +48,8 @@ class Tracked:
                 self.extra[name] = value
         for section, module in self.modules():
             ddp = as_ddp(module)
-            if ddp is not None and section not in self.orders:
+            known = self.orders.get(section)
+            if ddp is not None and (known is None or known.ddp is not ddp):
                 self.orders[section] = GradOrder(ddp)
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:

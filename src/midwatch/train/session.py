@@ -82,7 +82,8 @@ def open_session(config: Config, env: RankEnv, paths: RunPaths, params: Mapping[
         world_size=world_size,
         config_hash=config_hash(params, config.train),
         code_hash=provenance.code_hash if provenance else "",
-        tag=env.tag,
+        # The attempt is part of it: a killed attempt's memory may not be swept yet when the next one starts.
+        tag=f"{env.tag}-{attempt_name(facts['attempt'])}" if env.tag else "",
         node_ranks=tuple(r for r, answer in enumerate(nodes) if answer["node"] == env.node),
     )
     if rank != 0:

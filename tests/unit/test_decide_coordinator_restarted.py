@@ -204,3 +204,16 @@ def test_an_illegal_step_carries_the_story() -> None:
     with pytest.raises(InvalidTransition, match="NodeJoined") as caught:
         core.move("waiting")
     assert caught.value.story
+
+
+def test_incident_ids_do_not_come_again() -> None:
+    drive = Drive().running(step=19)
+    drive.suspect(0)
+    drive.answer(alive(0, steps_advanced=1))
+    again = reborn(drive)
+    again.join(running=1)
+    again.exited(1, -9)
+    assert [r.data["incident"] for d in (drive, again) for r in d.recorded("fault.suspected")] == [
+        "a0001-i01",
+        "a0001-i02",
+    ]

@@ -422,3 +422,22 @@ def test_the_gate_is_opened_once() -> None:
     drive.attach(step=15)
     assert drive.resumed(0) == []
     assert len(drive.all(AllowTraining)) == 1
+
+
+def test_slow_but_busy_loading_is_let_off_once() -> None:
+    drive = Drive(resume_timeout_s=60).running()
+    drive.resumed(0)
+    busy = alive(1, IN_USER_SLEEP, cpu_delta_s=0.5)
+    drive.pass_time(61)
+    assert drive.answer(busy) == []
+    assert kinds(drive.pass_time(61)) == ["GatherEvidence"]
+    assert kinds(drive.answer(busy)) == ["WriteVerdict", "StopRanks"]
+
+
+def test_a_rank_that_loads_in_the_extension_is_not_punished() -> None:
+    drive = Drive(resume_timeout_s=60).running()
+    drive.resumed(0)
+    drive.pass_time(61)
+    drive.answer(alive(1, IN_USER_SLEEP, cpu_delta_s=0.5))
+    assert kinds(drive.resumed(1)) == ["AllowTraining"]
+    assert drive.pass_time(600) == []

@@ -148,6 +148,7 @@ def test_a_bug_that_hits_all_nodes_is_not_a_fleet_fault() -> None:
         ),
         ("MemoryError", "memory_error"),
         ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", "gpu_error"),
+        ("RuntimeError: CUDA error: device-side assert triggered", "user_exception"),
         ("RuntimeError: DataLoader worker (pid 717) is killed by signal: Killed. ", "data_worker_died"),
         ("OSError: [Errno 28] No space left on device", "environment_error"),
         ("torch.distributed.DistNetworkError: The client socket has timed out after 60000ms", "peers_lost"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from midwatch.faults import frames, texts
+from midwatch.faults import frames, texts, tracebacks, wordings
 from midwatch.faults.table import class_of
 from midwatch.faults.types import Confidence, Frame, RankEvidence
 
@@ -106,7 +106,7 @@ def _read_signal(rank: RankEvidence, number: signal.Signals, oom_lines: Mapping[
 
 
 def _read_crash(rank: RankEvidence, number: signal.Signals) -> RankFact:
-    victim = texts.communication_line(rank.stderr_tail) if number is signal.SIGABRT else ""
+    victim = wordings.communication_line(rank.stderr_tail) if number is signal.SIGABRT else ""
     if victim:
         return RankFact(
             evidence=rank,
@@ -115,7 +115,7 @@ def _read_crash(rank: RankEvidence, number: signal.Signals) -> RankFact:
             message="watchdog",
             lines=(victim,),
         )
-    fatal = texts.find_fatal(rank.stderr_tail)
+    fatal = tracebacks.find_fatal(rank.stderr_tail)
     frame = frames.user_frame(fatal.frames) if fatal else None
     at = f" in {frame.function} ({frames.basename(frame.file)}:{frame.line})" if frame else ""
     lines = [f"exit code {rank.exit_code} ({number.name})"]
@@ -135,12 +135,12 @@ def _read_crash(rank: RankEvidence, number: signal.Signals) -> RankFact:
 
 
 def _read_exit(rank: RankEvidence, code: int, xid: str, lived_s: float | None) -> RankFact:
-    raised = texts.raised_from_error_file(rank.error_file) if rank.error_file else None
+    raised = tracebacks.raised_from_error_file(rank.error_file) if rank.error_file else None
     if raised is None and code not in _STARTUP_CODES[1:]:
-        raised = texts.find_raised(rank.stderr_tail)
+        raised = tracebacks.find_raised(rank.stderr_tail)
     if raised is not None and (code == 1 or rank.error_file):
         return read_raised(rank, raised, xid)
-    startup = texts.startup_line(rank.stderr_tail)
+    startup = wordings.startup_line(rank.stderr_tail)
     is_early = rank.step is None and (lived_s is None or lived_s < STARTUP_LIFE_S)
     if is_early and (code in _STARTUP_CODES or (startup and "No module named" in startup)):
         return RankFact(
@@ -151,7 +151,7 @@ def _read_exit(rank: RankEvidence, code: int, xid: str, lived_s: float | None) -
             lines=(startup or f"exit code {code}",),
             confidence="certain" if startup else "likely",
         )
-    victim = texts.communication_line(rank.stderr_tail)
+    victim = wordings.communication_line(rank.stderr_tail)
     if victim and raised is None and code == 1:
         return RankFact(
             evidence=rank, fault_class="peers_lost", phrase="lost its peers", message="lost peers", lines=(victim,)
@@ -168,7 +168,7 @@ def _read_exit(rank: RankEvidence, code: int, xid: str, lived_s: float | None) -
 
 def read_raised(rank: RankEvidence, raised: texts.Raised, xid: str = "") -> RankFact:
     """A rank that ended, or is about to end, by an uncaught exception."""
-    fault_class = texts.classify_raised(raised)
+    fault_class = wordings.classify_raised(raised)
     frame = frames.user_frame(raised.frames)
     at = f" in {frame.function} ({frames.basename(frame.file)}:{frame.line})" if frame else ""
     verb = "lost its peers" if fault_class == "peers_lost" else f"raised {raised.line}{at}"
@@ -189,7 +189,7 @@ def read_raised(rank: RankEvidence, raised: texts.Raised, xid: str = "") -> Rank
 
 def _read_alive(rank: RankEvidence) -> RankFact:
     """Alive: innocent by itself, unless its log ends with a traceback. Then it is on its way out."""
-    raised = texts.find_raised(rank.stderr_tail) if texts.ends_uncaught(rank.stderr_tail) else None
+    raised = tracebacks.find_raised(rank.stderr_tail) if tracebacks.ends_uncaught(rank.stderr_tail) else None
     if raised is not None:
         fact = read_raised(rank, raised)
         return msgspec.structs.replace(fact, confidence="likely")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midwatch.faults import grade, texts
+from midwatch.faults import grade, texts, wordings
 from midwatch.faults.fingerprint import fingerprint
 from midwatch.faults.locate import locate
 from midwatch.faults.located import Located
@@ -52,7 +52,7 @@ def _read(evidence: Evidence) -> list[RankFact]:
     facts: list[RankFact] = []
     for rank in evidence.ranks:
         lines = by_node.get(rank.node, [])
-        facts.append(read_rank(rank, texts.oom_killed_pids(lines), texts.xid_line(lines), evidence.lived_s))
+        facts.append(read_rank(rank, wordings.oom_killed_pids(lines), wordings.xid_line(lines), evidence.lived_s))
     return facts
 
 

@@ -74,8 +74,8 @@ def _wait_for_the_others(core: Core, attempt: Attempt, newest: int | None) -> No
         return
     is_attached = any(rank in attempt.attached for rank in early)
     core.arm("settle", ATTACHED_SETTLE_S if is_attached else UNATTACHED_SETTLE_S)
-    if newest is not None:
-        core.record("rank.ended_early", rank=newest, node=attempt.ranks[newest], is_attached=is_attached)
+    if newest is not None and is_attached:
+        core.record("rank.ended_early", rank=newest, node=attempt.ranks[newest])
 
 
 def settle_timed_out(core: Core) -> None:

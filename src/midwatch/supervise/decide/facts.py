@@ -34,6 +34,8 @@ class RunFacts(msgspec.Struct, kw_only=True):
     is_allowed: bool = False
     """The last attempt's resume was proven, so its gate is open."""
     launches: int = 0
+    incidents: int = 0
+    """Opened in the last attempt; their ids must not come again."""
     restarts_used: int = 0
     restarts_in_a_row: int = 0
     history: tuple[tuple[str, int | None], ...] = ()
@@ -69,10 +71,15 @@ def _launched(facts: RunFacts, line: Line) -> None:
     facts.launched_ns = line.mono_ns
     facts.is_allowed = False
     facts.launches += 1
+    facts.incidents = 0
 
 
 def _proven(facts: RunFacts, line: Line) -> None:
     facts.is_allowed = True
+
+
+def _suspected(facts: RunFacts, line: Line) -> None:
+    facts.incidents += 1
 
 
 def _judged(facts: RunFacts, line: Line) -> None:
@@ -105,6 +112,7 @@ _FOLD = {
     "run.started": _started,
     "attempt.launched": _launched,
     "resume.proven": _proven,
+    "fault.suspected": _suspected,
     "fault.judged": _judged,
     "budget.refilled": _refilled,
     "attempt.ended": _ended,

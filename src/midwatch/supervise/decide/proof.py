@@ -61,7 +61,8 @@ def _claim(report: RankResumed) -> tuple[int | None, str, str]:
 
 
 def _allow(core: Core, attempt: Attempt) -> None:
-    core.disarm("resume")
+    core.disarm("resume", "recheck")
+    core.watching = None
     attempt.is_allowed = True
     report = attempt.resumed[min(attempt.resumed)]
     if core.state == "starting":
@@ -82,6 +83,9 @@ def resume_timed_out(core: Core) -> None:
     """Some ranks reported long ago, others still load."""
     attempt = core.attempt
     if core.state not in ("starting", "running") or attempt is None or core.is_leaving:
+        return
+    if core.watching is not None:
+        core.set_aside("let off already; the extension is longer")
         return
     missing: dict[int, int | None] = {rank: None for rank in attempt.ranks if rank not in attempt.resumed}
     incidents.open_incident(core, "hang", samples=2, suspected=missing, patience_s=core.watch.resume_timeout_s)

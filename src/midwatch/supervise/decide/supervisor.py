@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from midwatch.config import RestartConfig, WatchConfig
-from midwatch.supervise.decide import exits, incidents, joining, proof, stopping
+from midwatch.supervise.decide import exits, incidents, joining, judging, proof, stopping
 from midwatch.supervise.decide.check import check
 from midwatch.supervise.decide.core import Core, Timer
 from midwatch.supervise.decide.facts import RunFacts
@@ -64,6 +64,7 @@ class Supervisor:
         supervisor._facts = facts
         core = supervisor._core
         core.launches = facts.launches
+        core.incidents = facts.incidents
         memory = core.memory
         memory.restarts_used = min(facts.restarts_used, restart.max_restarts)
         memory.restarts_in_a_row = facts.restarts_in_a_row
@@ -201,8 +202,9 @@ def replay(dump: Mapping[str, Any]) -> tuple[Supervisor, list[list[Instruction]]
 
 def _is_outrun(old: Event, new: Event) -> bool:
     """Progress that later progress makes superfluous in a replay."""
-    both = isinstance(old, ProgressMade) and isinstance(new, ProgressMade)
-    return both and old.attempt == new.attempt and old.step <= new.step
+    if not isinstance(old, ProgressMade) or not isinstance(new, ProgressMade):
+        return False
+    return old.attempt == new.attempt and old.step <= new.step
 
 
 def _is_about_returning(core: Core, event: Event) -> bool:
@@ -214,13 +216,13 @@ def _is_about_returning(core: Core, event: Event) -> bool:
 
 def _evidence_gathered(core: Core, event: EvidenceGathered) -> None:
     was_judging = core.state == "judging"
-    incidents.evidence_gathered(core, event)
+    judging.evidence_gathered(core, event)
     if was_judging:
         _back_to_training(core)
 
 
 def _evidence_timed_out(core: Core) -> None:
-    incidents.evidence_timed_out(core)
+    judging.evidence_timed_out(core)
     _back_to_training(core)
 
 

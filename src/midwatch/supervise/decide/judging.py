@@ -1,0 +1,179 @@
+"""Judgement: the evidence completed with what only the core knows, the verdict, and what follows from it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from midwatch.core import format_seconds
+from midwatch.core.codes import CODES
+from midwatch.faults import Evidence, RankEvidence, ResumeReport, Verdict, class_of, judge
+from midwatch.supervise.decide import incidents, stopping
+from midwatch.supervise.decide.core import Core
+from midwatch.supervise.decide.model import SECOND, Attempt, Incident, Outcome, Watching
+from midwatch.supervise.messages import EvidenceGathered, WriteVerdict
+
+SECOND_LOOK_S = 1.0
+"""When only victims are to be seen, the culprit's own end is usually on its way: exceptions take a moment to unwind."""
+
+
+def evidence_gathered(core: Core, event: EvidenceGathered) -> None:
+    """Judge. A near-miss leaves the state as it was before the incident."""
+    incident = core.incident
+    if core.state != "judging" or incident is None or event.evidence.incident != incident.id:
+        core.set_aside("evidence of no open question")
+        return
+    if "evidence" not in core.timers:
+        core.set_aside("a second answer to the same question")
+        return
+    _judge(core, incident, event.evidence)
+
+
+def evidence_timed_out(core: Core) -> None:
+    """No answer: judge by what was reported."""
+    incident = core.incident
+    if core.state == "judging" and incident is not None:
+        incident.has_second_look = True
+        _judge(core, incident, Evidence(incident=incident.id, trigger=incident.trigger))
+
+
+def _judge(core: Core, incident: Incident, gathered: Evidence) -> None:
+    core.disarm("evidence")
+    core.cause = incident.cause
+    attempt = core.attempt
+    assert attempt is not None
+    lived_s = (incident.opened_ns - attempt.launched_ns) / SECOND
+    evidence = _complete(core, incident, attempt, gathered, lived_s)
+    verdict = judge(evidence, same_failure_limit=core.restart.same_failure_limit)
+    if verdict.action == "none":
+        _let_off(core, incident, verdict)
+        return
+    is_unclear = class_of(verdict.fault_class).is_unclear and not attempt.has_all_exited
+    if is_unclear and not incident.has_second_look:
+        incident.has_second_look = True
+        core.arm("second_look", SECOND_LOOK_S)
+        return
+    core.memory.weigh_life(lived_s, has_steps=verdict.step is not None)
+    if len(core.memory.history) < len(evidence.history):
+        # It lived long enough to have got somewhere: a new series of failures, so judge without the old ones.
+        evidence = msgspec.structs.replace(evidence, history=())
+        verdict = judge(evidence, same_failure_limit=core.restart.same_failure_limit)
+    _convict(core, incident, evidence, verdict)
+
+
+def _complete(core: Core, incident: Incident, attempt: Attempt, gathered: Evidence, lived_s: float) -> Evidence:
+    """Add what only we know: earlier incidents, resume reports, exits that were reported but not seen by the agents."""
+    seen = {rank.rank: rank for rank in gathered.ranks if rank.rank in attempt.ranks}
+    ranks: list[RankEvidence] = []
+    for number, node in attempt.ranks.items():
+        rank = seen.get(number) or RankEvidence(rank=number, node=node, is_attached=number in attempt.attached)
+        known = attempt.exits.get(number)
+        if known is not None and rank.exit_code is None:
+            rank = msgspec.structs.replace(rank, exit_code=known.exit_code, is_finished=known.is_finished)
+        if known is not None and rank.exit_mono_ns is None:
+            rank = msgspec.structs.replace(rank, exit_mono_ns=known.at_ns)
+        ranks.append(rank)
+    return msgspec.structs.replace(
+        gathered,
+        ranks=tuple(ranks),
+        lost_nodes=tuple(dict.fromkeys((*gathered.lost_nodes, *incident.lost_nodes))),
+        nodes_total=core.roster.nnodes,
+        history=tuple(core.memory.history),
+        lived_s=lived_s,
+        has_progressed=core.memory.has_progressed,
+        has_advanced=attempt.step is not None and attempt.step != incident.step_at_open,
+        extensions=incident.extensions,
+        suspected=tuple(incident.suspected.items()),
+        resumed=() if attempt.is_allowed else _reports(attempt),
+    )
+
+
+def _reports(attempt: Attempt) -> tuple[ResumeReport, ...]:
+    return tuple(
+        ResumeReport(rank=rank, step=r.step, checkpoint=r.checkpoint, config_hash=r.config_hash)
+        for rank, r in sorted(attempt.resumed.items())
+    )
+
+
+def _let_off(core: Core, incident: Incident, verdict: Verdict) -> None:
+    """Not a fault, or not yet: go back, and look once more if nothing moves by then."""
+    core.incident = None
+    core.move(incident.came_from)
+    core.record(
+        "watch.near_miss",
+        step=verdict.step,
+        incident=incident.id,
+        trigger=incident.trigger,
+        summary=verdict.summary,
+        extensions=incident.extensions,
+    )
+    core.say(f"near-miss: {verdict.summary}")
+    patience_s = max(incident.patience_s, core.watch.floor_s) * (1 + incident.extensions)
+    attempt = core.attempt
+    core.watching = Watching(incident=incident, step=attempt.step if attempt else None)
+    core.arm("recheck", patience_s)
+
+
+def _convict(core: Core, incident: Incident, evidence: Evidence, verdict: Verdict) -> None:
+    incident.verdict = verdict
+    memory = core.memory
+    if core.recovering is not None:
+        incidents.close(core, "failed_again")
+    memory.note_failure(verdict.fingerprint, verdict.step)
+    core.outcome = _outcome(core, verdict)
+    is_restart = core.outcome is None and core.stop is None
+    if is_restart:
+        memory.grant_restart(is_counted=class_of(verdict.fault_class).is_counted)
+        core.is_held = verdict.action == "hold"
+    core.record(
+        "fault.judged",
+        step=verdict.step,
+        incident=incident.id,
+        fault_class=verdict.fault_class,
+        fingerprint=verdict.fingerprint,
+        root_rank=verdict.root_rank,
+        root_node=verdict.root_node,
+        confidence=verdict.confidence,
+        grade=verdict.grade,
+        action=verdict.action,
+        rule=verdict.rule,
+        summary=verdict.summary,
+        restarts_used=memory.restarts_used,
+    )
+    core.emit(WriteVerdict(cause=core.cause, attempt=incident.attempt, verdict=verdict, evidence=evidence))
+    core.say(f"{verdict.summary} ({verdict.confidence}); {_what_next(core, is_restart)}", "error")
+    stopping.begin(core, grace_s=core.watch.grace_s, reason=verdict.summary)
+
+
+def _outcome(core: Core, verdict: Verdict) -> Outcome | None:
+    """The end of the run, if this verdict or the spent budget means one."""
+    if verdict.action == "stop":
+        is_repeated = verdict.rule == "same-failure"
+        error = "SV104" if is_repeated else class_of(verdict.fault_class).stop_code or "SV104"
+        return Outcome(
+            exit_code=CODES[error].exit_code,
+            error=error,
+            sentence=_stop_sentence(core, error, verdict),
+            cause=core.cause,
+        )
+    if core.stop is None and core.memory.is_spent and class_of(verdict.fault_class).is_counted:
+        spent = f"restart budget of {core.restart.max_restarts} spent without progress; last: {verdict.summary}"
+        return Outcome(exit_code=CODES["SV103"].exit_code, error="SV103", sentence=spent, cause=core.cause)
+    return None
+
+
+def _stop_sentence(core: Core, error: str, verdict: Verdict) -> str:
+    if error == "SV104":
+        times = sum(fingerprint == verdict.fingerprint for fingerprint, _ in core.memory.history)
+        return f"{verdict.summary}; the same failure came {times} times without progress, so restarting cannot help"
+    return f"{verdict.summary}; restarting cannot help"
+
+
+def _what_next(core: Core, is_restart: bool) -> str:
+    if core.outcome is not None:
+        return "stopping the run"
+    if not is_restart:
+        return "the run was asked to stop"
+    used, most = core.memory.restarts_used, core.restart.max_restarts
+    wait_s = core.memory.hold_s if core.is_held else core.memory.backoff_s
+    when = f"in {format_seconds(wait_s)}" if wait_s else "now"
+    return f"restarting {when} from the newest verified checkpoint ({used} of {most} restarts used)"

@@ -6,17 +6,14 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import click
 import msgspec
 
-from midwatch.config import inherited_environment, is_secret_name, load_config
+from midwatch.config import load_config
 from midwatch.core.codes import CODES
-from midwatch.supervise.launcher import Result, launch
-from midwatch.supervise.prepare import LOOPBACK, LaunchRequest, Plan, plan
-from midwatch.supervise.spawn import rank_environment
-from midwatch.supervise.wire import StartRanks
+from midwatch.supervise import LaunchRequest, Plan, Result, launch, plan, planned_environments
 
 
 @click.command(
@@ -33,7 +30,9 @@ from midwatch.supervise.wire import StartRanks
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key; may be repeated.")
 @click.option("--max-restarts", type=click.IntRange(min=0), help="Restarts without progress in between.")
 @click.option("--node-name", default="", help="This node's name; must differ between nodes. Default: the host name.")
-@click.option("--bind", default=LOOPBACK, show_default=True, help="Listen here; other hosts need a reachable address.")
+@click.option(
+    "--bind", default="127.0.0.1", show_default=True, help="Listen here; other hosts need a reachable address."
+)
 @click.option("--tee", type=click.Choice(["all", "0", "none"]), default="0", show_default=True, help="Ranks to show.")
 @click.option("--dry-run", is_flag=True, help="Print what would be started, and do nothing.")
 @click.option("--json", "is_json", is_flag=True, help="Print how the run ended as JSON on stdout.")
@@ -98,7 +97,7 @@ def _show_result(checked: Plan, result: Result, *, is_json: bool) -> None:
 
 
 def _show_plan(checked: Plan, *, is_json: bool) -> None:
-    environments = _environments(checked)
+    environments = planned_environments(checked)
     if is_json:
         values = {"command": list(checked.command), "run_dir": str(checked.paths.run_dir), "ranks": environments}
         click.echo(json.dumps(values))
@@ -109,31 +108,3 @@ def _show_plan(checked: Plan, *, is_json: bool) -> None:
         click.echo(f"\nlocal rank {number}:")
         for name, value in sorted(environment.items()):
             click.echo(f"  {name}={value}")
-
-
-def _environments(checked: Plan) -> list[dict[str, str]]:
-    """What would be added to each rank's environment, as far as it is known before all nodes have joined."""
-    from midwatch.supervise.prepare import agent_task
-
-    nproc, nnodes = checked.request.nproc, checked.request.nnodes
-    task = agent_task(checked, url="", token="", run="(new or from run.json)", address="", config_path=None)
-    start = StartRanks(
-        attempt=1,
-        world_size=nproc * nnodes,
-        ranks=tuple(range(nproc)),
-        group_rank=0,
-        group_world_size=nnodes,
-        master_addr=LOOPBACK,
-        master_port=0,
-        restart_count=0,
-        max_restarts=checked.request.config.restart.max_restarts,
-    )
-    base = inherited_environment()
-    paths: dict[str, Any] = {"pulse": "(in /dev/shm)", "error": "(in the run folder)"}
-    found: list[dict[str, str]] = []
-    for local_rank in range(nproc):
-        environment = rank_environment(base, task.setup, start, local_rank, paths)
-        environment["MASTER_PORT"] = "(a free one, new for each attempt)"
-        added = {name: value for name, value in environment.items() if base.get(name) != value}
-        found.append({name: value for name, value in added.items() if not is_secret_name(name)})
-    return found

@@ -1,7 +1,34 @@
 """Launching, watching and restarting a run: a pure decision core and the shells that act for it.
 
 ``decide`` and ``messages`` are rooms of their own: the simulator and triage import them without the network stack, so
-this file names nothing else eagerly.
+the names of this file are loaded when they are first used.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["LaunchRequest", "Plan", "Result", "fetch_status", "launch", "plan", "planned_environments"]
+
+if TYPE_CHECKING:
+    from midwatch.supervise.joining import fetch_status
+    from midwatch.supervise.launcher import Result, launch
+    from midwatch.supervise.prepare import LaunchRequest, Plan, plan, planned_environments
+
+_HOMES = {
+    "LaunchRequest": "midwatch.supervise.prepare",
+    "Plan": "midwatch.supervise.prepare",
+    "Result": "midwatch.supervise.launcher",
+    "fetch_status": "midwatch.supervise.joining",
+    "launch": "midwatch.supervise.launcher",
+    "plan": "midwatch.supervise.prepare",
+    "planned_environments": "midwatch.supervise.prepare",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'midwatch.supervise' has no attribute {name!r}")

@@ -22,7 +22,7 @@ import msgspec
 from aiohttp import web
 
 from midwatch.audit import read_ledger
-from midwatch.core import FencedError
+from midwatch.core import FencedError, StorageError
 from midwatch.faults.types import Evidence
 from midwatch.storage import write_json_atomic
 from midwatch.supervise.carry import Carrier
@@ -31,7 +31,7 @@ from midwatch.supervise.decide import InvalidTransition, RunFacts, Supervisor
 from midwatch.supervise.door import Door
 from midwatch.supervise.gathering import Gathering
 from midwatch.supervise.members import Members
-from midwatch.supervise.messages import Event, EvidenceGathered, Finish, NodeLost, StopRequested, Ticked
+from midwatch.supervise.messages import Event, EvidenceGathered, Finish, LaunchAttempt, NodeLost, StopRequested, Ticked
 from midwatch.supervise.service import Service
 from midwatch.supervise.specs import CoordinatorSpec
 from midwatch.supervise.wire import Endpoint
@@ -47,8 +47,9 @@ _log: Final = logging.getLogger("midwatch.coordinator")
 class Coordinator:
     """The decision core with ears and hands."""
 
-    def __init__(self, spec: CoordinatorSpec, console: Console) -> None:
+    def __init__(self, spec: CoordinatorSpec, console: Console, port: int) -> None:
         self._spec = spec
+        self._port = port
         self._console = console
         self.session = secrets.token_hex(8)
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -97,6 +98,9 @@ class Coordinator:
                 self._carrier.carry_out(instruction)
                 if isinstance(instruction, Finish):
                     self.over.set()
+                elif isinstance(instruction, LaunchAttempt):
+                    # Behind the orders: nobody starts later because a file is written.
+                    asyncio.get_running_loop().call_soon(self.publish)
         except FencedError as error:
             self._give_way(error)
         except (InvalidTransition, AssertionError):
@@ -172,6 +176,23 @@ class Coordinator:
     def _cause(self, what: str) -> str:
         return f"{what}#{next(self._number)}"
 
+    def publish(self) -> None:
+        """Say in the run folder where we listen."""
+        endpoint = Endpoint(
+            host=self._spec.host,
+            port=self._port,
+            pid=os.getpid(),
+            attempt=self.attempt,
+            hostname=socket.gethostname(),
+            session=self.session,
+            run=self._spec.carry.run,
+        )
+        path = Path(self._spec.carry.run_dir) / "supervisor" / "coordinator.json"
+        try:
+            write_json_atomic(path, msgspec.to_builtins(endpoint))
+        except (OSError, StorageError) as error:
+            self._carrier.say(f"cannot write {path}: {error}", "error")
+
     # --- the end -----------------------------------------------------------------------------------------------
 
     async def end(self) -> None:
@@ -220,14 +241,14 @@ async def _serve() -> int:
         loop.add_signal_handler(number, _log.info, "signal %s is the launcher's business", number.name)
     lines = await open_stdin()
     spec = msgspec.json.decode(await lines.readline(), type=CoordinatorSpec)
-    coordinator = Coordinator(spec, Console(sys.stdout))
     listener = socket.socket(fileno=spec.socket_fd)
+    coordinator = Coordinator(spec, Console(sys.stdout), listener.getsockname()[1])
     door = Door(bytes.fromhex(spec.token), coordinator.session, spec.carry.run, lambda: coordinator.attempt)
     Service(spec.carry.run, coordinator.members, coordinator).open(door)
     runner = web.AppRunner(door.app, access_log=None, handle_signals=False, shutdown_timeout=0.05)
     await runner.setup()
     await web.SockSite(runner, listener).start()
-    _publish(spec, coordinator, listener.getsockname()[1])
+    coordinator.publish()
     tasks = [asyncio.create_task(coordinator.keep_time()), asyncio.create_task(_listen(lines, coordinator))]
     await coordinator.over.wait()
     await coordinator.end()
@@ -235,19 +256,6 @@ async def _serve() -> int:
         task.cancel()
     await runner.cleanup()
     return 0
-
-
-def _publish(spec: CoordinatorSpec, coordinator: Coordinator, port: int) -> None:
-    endpoint = Endpoint(
-        host=spec.host,
-        port=port,
-        pid=os.getpid(),
-        attempt=coordinator.attempt,
-        hostname=socket.gethostname(),
-        session=coordinator.session,
-        run=spec.carry.run,
-    )
-    write_json_atomic(Path(spec.carry.run_dir) / "supervisor" / "coordinator.json", msgspec.to_builtins(endpoint))
 
 
 async def _listen(lines: asyncio.StreamReader, coordinator: Coordinator) -> None:

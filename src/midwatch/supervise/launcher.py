@@ -46,7 +46,7 @@ _END_S: Final = 15.0
 """For a child to end by itself once the run is over; its own waits are shorter."""
 _FORCE_S: Final = 10.0
 """After a repeated signal, beyond the grace: for the coordinator to end the ranks; then we do."""
-_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 """Slurm announces the end of a job by SIGUSR1 where it was asked to (``--signal``)."""
 
 Say = Callable[[str, str], None]
@@ -98,7 +98,9 @@ class Launcher:
         """Start everything and stay until the run is over."""
         loop = asyncio.get_running_loop()
         for number in _STOP_SIGNALS:
-            loop.add_signal_handler(number, self._stop, number)
+            # What was ignored when we came (nohup, a shell's background job) stays ignored.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._stop, number)
         become_subreaper()
         self._start_guardian()
         address = self._host.address if self._host else route_address(url.split("/")[2].split(":")[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from midwatch.core import SuperviseError
+from midwatch.core import ProtocolError, SuperviseError
 from midwatch.supervise.wire import Join, NumberedFact, NumberedOrder, Order, RankStatus, Report
 
 FRESH_S: Final = 2.5
@@ -101,6 +101,7 @@ class Members:
         """The member for a registration, and whether it is new.
 
         Raises:
+            ProtocolError: PR103 this very agent was declared lost before.
             SuperviseError: SV111 another command or node count, SV102 every place is taken or the name is.
             NotYet: A place or the name may become free within ``watch.agent_timeout_s``.
         """
@@ -108,6 +109,8 @@ class Members:
         if known is not None and not known.is_lost:
             known.heard_ns = now_ns
             return known, False
+        if known is not None:
+            raise ProtocolError("PR103", f"agent {join.agent} was given up or replaced; a new one may join")
         self._check_command(join)
         name = self._name_for(join, now_ns)
         self._check_room(name, now_ns)

@@ -14,13 +14,22 @@ from typing import Any, Final
 import msgspec
 
 from midwatch.audit import ensure_run
-from midwatch.config import Config, RunPaths, canonical_json, redact, redact_list, resolve_paths
+from midwatch.config import (
+    Config,
+    RunPaths,
+    canonical_json,
+    inherited_environment,
+    redact,
+    redact_list,
+    resolve_paths,
+)
 from midwatch.core import StorageError, SuperviseError
-from midwatch.storage import ops, sha256_hex
+from midwatch.storage import newest_attempt, ops, sha256_hex
 from midwatch.supervise.procs import SHM
 from midwatch.supervise.protocol import create_token
-from midwatch.supervise.spawn import NodeSetup, resolve_command
+from midwatch.supervise.spawn import NodeSetup, rank_environment, resolve_command
 from midwatch.supervise.specs import AgentSpec, CarrySpec, CoordinatorSpec
+from midwatch.supervise.wire import StartRanks
 
 LOOPBACK: Final = "127.0.0.1"
 _BACKLOG: Final = 2048
@@ -226,3 +235,27 @@ def _advertised(bind: str) -> str:
     if bind not in ("", "0.0.0.0"):
         return socket.gethostbyname(bind)
     return socket.gethostbyname(socket.gethostname())
+
+
+def planned_environments(plan: Plan) -> list[dict[str, str]]:
+    """What would be added to each local rank's environment, as far as it is known before all nodes have joined."""
+    request, base = plan.request, inherited_environment()
+    setup = agent_task(plan, url="", token="", run="(of run.json)", address="", config_path=None).setup
+    start = StartRanks(
+        attempt=newest_attempt(plan.paths.run_dir) + 1,
+        world_size=request.nproc * request.nnodes,
+        ranks=tuple(range(request.nproc)),
+        group_rank=0,
+        group_world_size=request.nnodes,
+        master_addr="(of the first node)",
+        master_port=0,
+        restart_count=0,
+        max_restarts=request.config.restart.max_restarts,
+    )
+    paths = {"pulse": "(in /dev/shm)", "error": "(in the run folder)"}
+    environments: list[dict[str, str]] = []
+    for local_rank in range(request.nproc):
+        whole = rank_environment(base, setup, start, local_rank, paths)
+        whole["MASTER_PORT"] = "(a free one, new for each attempt)"
+        environments.append({name: value for name, value in whole.items() if base.get(name) != value})
+    return environments

@@ -1,0 +1,231 @@
+"""Messages between agent and coordinator over a real connection: what is on the wire, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+
+from midwatch.core import ProtocolError
+from midwatch.supervise.door import Door
+from midwatch.supervise.gathering import Gathering
+from midwatch.supervise.link import Link, Refused
+from midwatch.supervise.members import Members
+from midwatch.supervise.messages import Event, NodeJoined
+from midwatch.supervise.protocol import Envelope, Signer
+from midwatch.supervise.service import Service
+from midwatch.supervise.wire import Join, Orders, Receipt, Refusal, Report, StatusAnswer, Welcome
+
+pytestmark = pytest.mark.procs
+
+TOKEN = bytes(range(100, 132))
+
+
+class Mind:
+    """A decision core that only remembers."""
+
+    def __init__(self) -> None:
+        self.attempt = 3
+        self.gathering: Gathering | None = None
+        self.events: list[Event] = []
+
+    def feed(self, event: Event) -> None:
+        self.events.append(event)
+
+    def status(self) -> dict[str, Any]:
+        return {"state": "running"}
+
+
+class World:
+    """A coordinator's door, and a wire that is listened to."""
+
+    def __init__(self, session: str, members: Members, mind: Mind) -> None:
+        self.members = members
+        self.mind = mind
+        self.seen = bytearray()
+        self.url = ""
+        self.door = Door(TOKEN, session, "r1", lambda: mind.attempt)
+        Service("r1", members, mind).open(self.door)
+
+
+@asynccontextmanager
+async def world(session: str = "s1", mind: Mind | None = None) -> AsyncIterator[World]:
+    made = World(session, Members(1, "c", "b"), mind or Mind())
+    runner = web.AppRunner(made.door.app, access_log=None, shutdown_timeout=0.05)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    behind = runner.addresses[0][1]
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            made.seen += data
+            writer.write(data)
+        writer.close()
+
+    async def tap(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, forth = await asyncio.open_connection("127.0.0.1", behind)
+        await asyncio.gather(copy(reader, forth), copy(back, writer), return_exceptions=True)
+
+    wire = await asyncio.start_server(tap, "127.0.0.1", 0)
+    made.url = f"http://127.0.0.1:{wire.sockets[0].getsockname()[1]}"
+    try:
+        yield made
+    finally:
+        wire.close()
+        await runner.cleanup()
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await story()
+
+    asyncio.run(bounded())
+
+
+def joining(agent: str = "a1", tag: str = "t") -> Join:
+    return Join(
+        node="n",
+        is_name_fixed=False,
+        agent=agent,
+        tag=tag,
+        nproc=1,
+        nnodes=1,
+        command="c",
+        address="127.0.0.1",
+        port=1,
+        boot="b",
+        mono_ns=0,
+        pid=1,
+    )
+
+
+REPORT = Report(node="n", mono_ns=0, attempt=0, port=1)
+
+
+@asynccontextmanager
+async def link(there: World, token: bytes = TOKEN, sender: str = "agent-1") -> AsyncIterator[Link]:
+    made = Link(there.url, token, sender)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def test_a_whole_conversation_shows_no_token() -> None:
+    async def story() -> None:
+        async with world() as there, link(there) as agent:
+            hello = await agent.hello()
+            assert (hello.session, hello.attempt) == ("s1", 3)
+            await agent.ask("report", "/v1/join", joining(), Welcome)
+            await agent.ask("report", "/v1/report", REPORT, Receipt)
+            assert (await agent.ask("status", "/v1/status", None, StatusAnswer)).status == {"state": "running"}
+            seen = bytes(there.seen)
+            assert b"X-Midwatch-Signature" in seen
+            for secret in (TOKEN, TOKEN.hex().encode(), base64.b64encode(TOKEN)):
+                assert secret not in seen
+            assert [type(event) for event in there.mind.events] == [NodeJoined]
+
+    run(story)
+
+
+def test_another_token_is_refused_and_gets_no_signature() -> None:
+    async def story() -> None:
+        async with world() as there, link(there, bytes(32)) as stranger:
+            with pytest.raises(ProtocolError) as refusal:
+                await stranger.hello()
+            assert refusal.value.code == "PR101"
+            assert there.seen.count(b"X-Midwatch-Signature") == 1, "the request's own, none in the answer"
+
+    run(story)
+
+
+async def post(url: str, path: str, envelope: Envelope, body: bytes) -> tuple[int, Refusal | None]:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(url + path, data=body, headers=envelope.headers()) as response,
+    ):
+        data = await response.read()
+        return response.status, None if response.status == 200 else msgspec.json.decode(data, type=Refusal)
+
+
+def test_a_recorded_message_sent_again_is_refused_also_by_the_next_coordinator() -> None:
+    async def story() -> None:
+        body = msgspec.json.encode(joining())
+        plain = Envelope(session="s1", attempt=0, sender="agent-1/report", nonce="1")
+        signed = Signer(TOKEN).sign("request", "/v1/join", plain, body)
+        async with world() as there:
+            assert (await post(there.url, "/v1/join", signed, body))[0] == 200
+            status, refusal = await post(there.url, "/v1/join", signed, body)
+            assert (status, refusal.error if refusal else "") == (409, "PR102")
+            assert len(there.mind.events) == 1
+        async with world("s2") as later:
+            status, refusal = await post(later.url, "/v1/join", signed, body)
+            assert (status, refusal.error if refusal else "") == (409, "PR102")
+            assert later.mind.events == []
+
+    run(story)
+
+
+def test_an_agent_that_was_replaced_is_refused_for_good() -> None:
+    async def story() -> None:
+        async with world() as there, link(there) as old, link(there, sender="agent-2") as new:
+            await old.hello()
+            await old.ask("report", "/v1/join", joining("a1"), Welcome)
+            await new.hello()
+            await new.ask("report", "/v1/join", joining("a2"), Welcome)
+            for path, message, answer in (
+                ("/v1/report", REPORT, Receipt),
+                ("/v1/commands?after=0", None, Orders),
+                ("/v1/join", joining("a1"), Welcome),
+            ):
+                with pytest.raises(Refused) as refused:
+                    await old.ask("report", path, message, answer)
+                assert (refused.value.refusal.error, refused.value.refusal.is_final) == ("PR103", True)
+            await new.ask("report", "/v1/report", REPORT, Receipt)
+
+    run(story)
+
+
+def test_a_coordinator_of_an_older_attempt_is_not_obeyed() -> None:
+    async def story() -> None:
+        async with world() as there, link(there) as agent:
+            await agent.hello()
+            agent.attempt = 4
+            with pytest.raises(ProtocolError) as refusal:
+                await agent.ask("report", "/v1/join", joining(), Welcome)
+            assert refusal.value.code == "PR103"
+
+    run(story)
+
+
+def test_nonsense_with_a_good_signature_is_refused_politely() -> None:
+    async def story() -> None:
+        plain = Envelope(session="s1", attempt=0, sender="agent-1/report", nonce="1")
+        signed = Signer(TOKEN).sign("request", "/v1/join", plain, b"nonsense")
+        async with world() as there:
+            status, refusal = await post(there.url, "/v1/join", signed, b"nonsense")
+            assert (status, refusal.error if refusal else "") == (400, "PR101")
+
+    run(story)
+
+
+def test_a_coordinator_that_is_not_there_is_out_of_reach() -> None:
+    async def story() -> None:
+        async with world() as there:
+            gone = there.url
+        nobody = Link(gone, TOKEN, "agent-1")
+        with pytest.raises(ProtocolError) as refusal:
+            await nobody.hello()
+        assert refusal.value.code == "PR104"
+        await nobody.close()
+
+    run(story)

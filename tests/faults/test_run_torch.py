@@ -1,0 +1,68 @@
+"""Real process groups under ``midwatch run``: restarts that meet old keys, nodes that lose their agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from supervised import Supervised
+
+pytestmark = [pytest.mark.procs, pytest.mark.torch]
+
+GLOO = """
+import os, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+torch.set_num_threads(1)
+home, restarts = Path(sys.argv[1]), int(sys.argv[2])
+rank, attempt = int(os.environ["RANK"]), int(os.environ["MIDWATCH_ATTEMPT"])
+dist.init_process_group("gloo")
+(home / f"pid-a{attempt}-r{rank}").write_text(str(os.getpid()))
+total = torch.zeros(1)
+for step in range(60):
+    one = torch.ones(1)
+    dist.all_reduce(one)
+    total += one
+    if rank == 0:
+        (home / f"at-a{attempt}-r0").write_text(str(step))
+    if rank == 1 and step == 5 and attempt <= restarts:
+        os.kill(os.getpid(), 9)
+    time.sleep(0.02)
+(home / f"sum-r{rank}").write_text(str(int(total.item())))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    supervised = Supervised(tmp_path)
+    supervised.script.write_text(GLOO)
+    yield supervised
+    supervised.close()
+
+
+def test_two_nodes_train_together_and_recover_from_a_lost_agent(run: Supervised) -> None:
+    command = [str(run.script), str(run.home), "0"]
+    launchers = [run.start_command(command, "--nnodes", "2") for _ in range(2)]
+    run.until_training(step=10)
+    agents = [pid for pid, words in run.pids().items() if "midwatch.supervise.agent" in words]
+    os.kill(agents[-1], signal.SIGKILL)
+    assert [run.wait(launcher) for launcher in launchers] == [0, 0], run.story()
+    assert len(run.events("attempt.launched")) == 2
+    assert run.number("sum-r0") == run.number("sum-r1") == 120
+    run.assert_nothing_left()
+
+
+def test_every_restart_forms_its_group_anew(run: Supervised) -> None:
+    restarts = 3
+    quick = ("--set", "restart.backoff_s=[0.0]", "--set", "restart.same_failure_limit=99")
+    launcher = run.start_command([str(run.script), str(run.home), str(restarts)], "--nproc-per-node", "2", *quick)
+    assert run.wait(launcher, 120) == 0, run.story()
+    judged = run.events("fault.judged")
+    assert [line["data"]["root_rank"] for line in judged] == [1] * restarts
+    assert run.number("sum-r0") == 120
+    run.assert_nothing_left()

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 MEBIBYTE = 1 << 20
@@ -64,7 +65,7 @@ class Worker:
     def steps_of_midwatch(self) -> Iterator[int]:
         import midwatch
 
-        run = midwatch.attach({"checkpoint": {"interval": 5}})
+        self.run = run = midwatch.attach({"checkpoint": {"interval": 5}})
         run.track(model=self.weights)
         start = run.resume()
         self.say("ready", start=start)
@@ -78,7 +79,9 @@ class Worker:
 
         if step == self.args.fault_step and self.rank == self.args.fault_rank and self.is_due():
             self.say("fault", fault=self.args.fault, step=step)
-            inject(self.args.fault, self.args)
+            # A pause that is no fault says what it is; that is the whole difference to a hang.
+            with self.run.phase("custom:pause") if self.args.fault == "longpause" else nullcontext():
+                inject(self.args.fault, self.args)
         with torch.no_grad():
             self.weights.weight += 1
             try:

@@ -241,7 +241,7 @@ class Trial:
                 continue
             if entry["event"] == "rank.suspected" and self.cell.suspected_s is None:
                 self.cell.suspected_s = round(after, 2)
-                self.cell.deadline_s = entry["data"].get("deadline_s")
+                self.cell.deadline_s = entry["data"]["deadline_s"]
             if entry["event"] in ("fault.suspected", "node.lost") and self.cell.detect_s is None:
                 self.cell.detect_s = round(after, 2)
             if entry["event"] == "fault.judged" and self.cell.confirmed_s is None:

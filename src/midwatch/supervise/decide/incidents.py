@@ -67,6 +67,16 @@ def rank_suspected(core: Core, event: RankSuspected) -> None:
         watching.incident.suspected.setdefault(event.rank, event.step)
         core.set_aside("let off already; watched until the extension is over")
         return
+    core.record(
+        "rank.suspected",
+        step=event.step,
+        suspect=event.rank,
+        node=event.node,
+        phase=event.phase,
+        silent_s=event.silent_s,
+        deadline_s=event.deadline_s,
+        proc_state=event.proc_state,
+    )
     open_incident(
         core,
         "hang",

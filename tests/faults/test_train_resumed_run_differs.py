@@ -26,6 +26,7 @@ WORLDS = [
     ("ddp", 4),
     ("ddp-static", 3),
     ("ddp-accumulate", 3),
+    ("ddp-own-buffers", 2),
     ("fsdp", 2),
     ("fsdp", 3),
 ]

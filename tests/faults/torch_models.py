@@ -59,8 +59,8 @@ class Loader:
 class Training:
     """Model, optimizer, scheduler and loader of one rank, seeded alike every time.
 
-    ``kind``: ``plain``, ``ddp``, ``ddp-static``, ``ddp-accumulate`` (half of each step not synchronised), ``fsdp`` or
-    ``hsdp`` (two replicas of a sharded model).
+    ``kind``: ``plain``, ``ddp``, ``ddp-static``, ``ddp-own-buffers``, ``ddp-accumulate`` (half of each step not
+    synchronised), ``fsdp`` or ``hsdp`` (two replicas of a sharded model).
     """
 
     def __init__(self, kind: str, rank: int, world_size: int, lr: float = 1e-2) -> None:
@@ -68,8 +68,12 @@ class Training:
         self.kind = kind
         self.model: nn.Module = Net()
         if kind.startswith("ddp"):
-            is_static = kind == "ddp-static"
-            self.model = DistributedDataParallel(self.model, bucket_cap_mb=BUCKET_MB, static_graph=is_static)
+            self.model = DistributedDataParallel(
+                self.model,
+                bucket_cap_mb=BUCKET_MB,
+                static_graph=kind == "ddp-static",
+                broadcast_buffers=kind != "ddp-own-buffers",
+            )
         elif kind in ("fsdp", "hsdp"):
             names = ("replicate", "shard")
             is_flat = kind == "fsdp"

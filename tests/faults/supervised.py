@@ -213,11 +213,15 @@ class Supervised:
         return "\n".join([*texts, *(f"{line['event']} {line['data']}" for line in self.ledger()), str(self.pids())])
 
     def close(self) -> None:
-        """Kill whatever a failed test left; touches only what carries this test's mark."""
+        """End whatever a failed test left: first the launchers, so that their guardians clean up, then the rest."""
+        for launcher in self.launchers:
+            launcher.kill()
+            launcher.wait(10)
+        end = time.monotonic() + 5.0
+        while self.pids() and time.monotonic() < end:
+            time.sleep(0.01)
         for pid in self.pids():
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        for launcher in self.launchers:
-            launcher.wait(10)

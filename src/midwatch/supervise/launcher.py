@@ -32,6 +32,7 @@ from midwatch.supervise.prepare import (
     route_address,
     write_rank_config,
 )
+from midwatch.supervise.presence import Presence, sweep_the_dead
 from midwatch.supervise.procs import TAG_VARIABLE, become_subreaper, children, kill_tagged, sweep_shm
 from midwatch.supervise.specs import AgentSpec
 from midwatch.supervise.tee import Mode, Tee
@@ -102,6 +103,8 @@ class Launcher:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._stop, number)
         become_subreaper()
+        sweep_the_dead()
+        presence = Presence(self._plan.tag)
         self._start_guardian()
         address = self._host.address if self._host else route_address(url.split("/")[2].split(":")[0])
         config_path = write_rank_config(self._plan)
@@ -113,6 +116,7 @@ class Launcher:
         tee = asyncio.create_task(self._show())
         await self._over.wait()
         await self._end()
+        presence.close()
         tee.cancel()
         self._tee.drain()
         assert self._result is not None

@@ -126,8 +126,8 @@ def kill_tagged(tag: str, attempt: int | None = None, *, but: Iterable[int] = ()
     return ours | rest
 
 
-def sweep_shm(prefix: str, folder: Path = SHM) -> list[str]:
-    """Remove our own names in shared memory.
+def sweep_shm(prefix: str, folder: Path = SHM, *, but: str = "") -> list[str]:
+    """Remove our own names in shared memory, except ``but``.
 
     Returns:
         The names removed.
@@ -136,7 +136,11 @@ def sweep_shm(prefix: str, folder: Path = SHM) -> list[str]:
     if not prefix or not folder.is_dir():
         return removed
     for entry in os.scandir(folder):
-        if entry.name.startswith(prefix) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
+        if (
+            entry.name.startswith(prefix)
+            and entry.name != but
+            and entry.stat(follow_symlinks=False).st_uid == os.getuid()
+        ):
             Path(entry.path).unlink(missing_ok=True)
             removed.append(entry.name)
     return removed

@@ -381,3 +381,20 @@ def test_the_local_tier_is_used_when_the_shared_one_lacks_the_newest(tmp_path: P
     assert (point.name, point.tier) == (OLD, "shared")
     assert (local / "quarantine" / NEW).is_dir()
     fallen.ckpt.close()
+
+
+def test_a_folder_that_cannot_be_written_still_serves_its_older_checkpoint(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: Any, **_options: Any) -> Path:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(resume_module, "move_to_quarantine", refuse)
+    last_byte_flipped(run_dir / "checkpoints" / NEW)
+    job = Job(run_dir)
+    point = job.ckpt.resume()
+    assert point is not None
+    assert point.name == OLD
+    (rejected,) = job.notes.of("checkpoint.rejected")
+    assert rejected["moved_to"] == ""
+    job.ckpt.close()

@@ -7,6 +7,7 @@ where there is nothing to lose: when checkpoints exist but none can be trusted, 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -21,9 +22,11 @@ from midwatch.checkpoint.verify import Problem, VerifyReport, verify_checkpoint
 from midwatch.core import CheckpointError, FencedError, MidwatchError, Recorder, StorageError
 from midwatch.storage import as_storage_error
 
+_log = logging.getLogger(__name__)
+
 Mode = Literal["auto", "must", "never"]
 
-DAMAGE = frozenset({"CK101", "CK102", "CK103", "CK104", "CK105", "CK106", "CK107", "ST103", "ST104"})
+DAMAGE = frozenset({"CK101", "CK102", "CK103", "CK104", "CK105", "CK106", "CK107"})
 """Codes that speak against the checkpoint; all others speak against the caller, so an older one would not help."""
 
 
@@ -161,8 +164,13 @@ class Chooser:
         return Candidate(name=folder.name, folder=str(folder), tier=tier, digest=manifest.digest, run=manifest.run)
 
     def _quarantine(self, root: Path, name: str, reason: str, problems: list[Problem]) -> None:
-        target = move_to_quarantine(root, name, reason, problems, run_dir=self._run_dir)
-        self._recorder.record("checkpoint.rejected", name=name, reason=reason, moved_to=str(target))
+        try:
+            moved_to = str(move_to_quarantine(root, name, reason, problems, run_dir=self._run_dir))
+        except OSError as error:
+            # A folder that cannot be written may still hold an older checkpoint that can be read.
+            _log.warning("%s stays where it is: %s", name, error)
+            moved_to = ""
+        self._recorder.record("checkpoint.rejected", name=name, reason=reason, moved_to=moved_to)
 
     def _check_nothing_lost(self, mode: Mode) -> dict[str, Any]:
         untrusted = list(self.rejected)

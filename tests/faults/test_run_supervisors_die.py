@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from supervised import Supervised
 
+from midwatch.core import SuperviseError
+from midwatch.supervise import fetch_status
+
 pytestmark = pytest.mark.procs
 
 AGENT = "-m midwatch.supervise.agent"
@@ -111,6 +114,21 @@ def test_a_second_run_on_the_folder_is_refused_and_named(run: Supervised) -> Non
     run.assert_nothing_left()
 
 
+def test_a_live_run_answers_its_owner_and_an_ended_one_nobody(run: Supervised) -> None:
+    launcher = run.start("none", steps=100_000, mode="attached")
+    run.until_training()
+    run.until("a step in the status", lambda: fetch_status(run.run_dir)["step"])
+    status = fetch_status(run.run_dir)
+    assert (status["state"], status["attempt"]) == ("running", 1)
+    assert [rank["rank"] for rank in status["agents"][0]["ranks"]] == [0, 1]
+    launcher.send_signal(signal.SIGTERM)
+    assert run.wait(launcher) == 75
+    with pytest.raises(SuperviseError) as refusal:
+        fetch_status(run.run_dir)
+    assert refusal.value.code == "SV110"
+    run.assert_nothing_left()
+
+
 def test_a_command_that_does_not_exist_starts_and_writes_nothing(run: Supervised) -> None:
     launcher = run.start_command(["no-such-program", "--lr", "1"])
     assert run.wait(launcher) == 2
@@ -171,6 +189,17 @@ def test_a_third_node_and_a_node_with_another_command_are_refused(run: Supervise
     assert run.wait(third) == 73, run.story()
     two.send_signal(signal.SIGTERM)
     assert run.wait(one) == run.wait(two) == 75, run.story()
+    run.assert_nothing_left()
+
+
+def test_a_node_whose_host_is_gone_for_good_gives_up_once_its_ranks_have_ended(run: Supervised) -> None:
+    patience = ("--set", "restart.join_timeout_s=2")
+    host = run.start("none", *NODES, *patience, steps=100_000, nproc=1)
+    run.until("the first node", lambda: run.events("node.joined"))
+    other = run.start("none", *NODES, *patience, steps=100_000, nproc=1)
+    run.until_training()
+    host.kill()
+    assert run.wait(other) == 1, run.story()
     run.assert_nothing_left()
 
 

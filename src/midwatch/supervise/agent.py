@@ -175,7 +175,7 @@ class Agent:
         self._joined.clear()
         if not failures:
             self._unreached = time.monotonic()
-        if not self._hands.running_attempt and time.monotonic() - self._unreached > self._spec.patience_s:
+        if not self._hands.has_living_ranks and time.monotonic() - self._unreached > self._spec.patience_s:
             self._console.send("refused", error=error.code, message=error.message)
             self._over.set()
         await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])

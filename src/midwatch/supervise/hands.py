@@ -66,6 +66,10 @@ class Hands:
         """The attempt whose processes may still exist here."""
         return self._attempt.number if self._attempt else 0
 
+    @property
+    def has_living_ranks(self) -> bool:
+        return self._attempt is not None and not self._attempt.are_all_ended
+
     def settle(self, node: str, run: str) -> None:
         """Take the name that the coordinator gave this node."""
         self.setup = msgspec.structs.replace(self.setup, node=node, run=run)

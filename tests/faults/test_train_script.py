@@ -114,7 +114,11 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(
 
 def check_books(run_dir: Path) -> None:
     assert verify_run(run_dir).is_ok
-    events = [line.event for line in read_ledger(run_dir / "ledger" / "a0002-r00000.jsonl")]
+    lines = list(read_ledger(run_dir / "ledger" / "a0002-r00000.jsonl"))
+    events = [line.event for line in lines]
+    for committed in (line for line in lines if line.event == "checkpoint.committed"):
+        assert isinstance(committed.data["loss"], float)
+        assert len(committed.data["config_hash"]) == len(committed.data["code_hash"]) == 16
     assert events[:2] == ["run.attached", "run.resumed"]
     assert events[-1] == "run.finished"
     for event in ("checkpoint.staged", "checkpoint.persisted", "checkpoint.committed", "checkpoint.verified"):

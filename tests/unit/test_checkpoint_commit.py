@@ -284,6 +284,18 @@ def test_a_suspect_one_is_passed_over(run: SmallRun) -> None:
     assert os.readlink(run.root / "latest") == "step-00000010-a0001"
 
 
+def test_after_a_roll_back_the_abandoned_branch_does_not_come_back(run: SmallRun) -> None:
+    for step in (10, 20, 30):
+        run.save(step)
+    run.claim()  # a person resumed this attempt from step 10
+    run.keep_last = 2
+    run.save(15)
+    assert os.readlink(run.root / "latest") == "step-00000015-a0002"
+    assert [info.step for info in candidates(run.root)][:2] == [15, 30]
+    run.save(25)
+    assert _states(run) == {"step-00000015-a0002": "verified", "step-00000025-a0002": "verified"}
+
+
 def test_an_unproven_commit_is_offered_last(run: SmallRun) -> None:
     run.save(10)
     run.save(20)

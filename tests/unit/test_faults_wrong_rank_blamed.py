@@ -118,6 +118,21 @@ def test_a_busy_rank_is_let_off_once_and_blamed_when_it_stays_busy() -> None:
     assert (again.fault_class, again.root_rank) == ("hang", 1)
 
 
+@pytest.mark.parametrize("extensions", [0, 1, 5])
+@pytest.mark.parametrize("phase", ["eval", "checkpoint_save", "custom:warm-up"])
+def test_peers_that_wait_for_a_declared_long_phase_are_no_hang(phase: str, extensions: int) -> None:
+    waiting = alive(0, IN_ALL_REDUCE, is_overdue=True, phase="step")
+    given = evidence(waiting, alive(1, IN_USER_SLEEP, phase=phase), trigger="hang", extensions=extensions)
+    assert judge(given).action == "none"
+
+
+@pytest.mark.parametrize("facts", [{"is_overdue": True}, {"proc_state": "T"}])
+def test_a_declared_long_phase_does_not_excuse_for_ever(facts: dict[str, object]) -> None:
+    waiting = alive(0, IN_ALL_REDUCE, is_overdue=True, phase="step")
+    verdict = judge(evidence(waiting, alive(1, IN_USER_SLEEP, phase="eval", **facts), trigger="hang"))
+    assert (verdict.action, verdict.root_rank) == ("restart", 1)
+
+
 def test_a_frozen_rank_is_blamed_though_another_is_busy() -> None:
     given = evidence(alive(0, IN_COMPUTE, cpu_delta_s=0.5), alive(1, IN_USER_SLEEP, proc_state="T"), trigger="hang")
     assert judge(given).fault_class == "frozen"

@@ -46,8 +46,11 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sorts checkpoints from old to new."""
-        return self.step, self.attempt
+        """Sorts checkpoints from old to new: the newest attempt's line counts, not the highest step.
+
+        After a roll-back to an older checkpoint the abandoned branch still holds higher steps; it must not come back.
+        """
+        return self.attempt, self.step
 
 
 class QuarantineReason(msgspec.Struct, frozen=True, kw_only=True):

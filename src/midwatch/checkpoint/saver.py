@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from midwatch.checkpoint.board import fail_save
 from midwatch.checkpoint.capture import Snapshot, capture
 from midwatch.checkpoint.identity import Identity
 from midwatch.checkpoint.image import ImagePlan, ShardIdentity, TensorSpec, plan_image, shard_metadata
@@ -19,7 +20,7 @@ from midwatch.checkpoint.stage import Arena
 from midwatch.checkpoint.tracked import Tracked
 from midwatch.checkpoint.writer import WriterClient
 from midwatch.config import CheckpointConfig
-from midwatch.core import CheckpointError, CheckpointName, FencedError, Recorder
+from midwatch.core import CheckpointError, CheckpointName, FencedError, MidwatchError, Recorder
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ class Saver:
         self._serial = 0
         self._failed_in_a_row = 0
         self._parent = ""
+        self._losses: dict[str, float | None] = {}
+        """Of the saves in flight, for the ledger."""
 
     def prewarm(self) -> None:
         """Take the staging memory and start the writer."""
@@ -58,12 +61,19 @@ class Saver:
     def save(self, step: int, loss: float | None, metrics: Mapping[str, float]) -> None:
         """See ``Checkpointer.save``."""
         began = time.perf_counter()
-        waited_s = self._await_slot()
         name = str(CheckpointName(step, self._identity.attempt))
-        snapshot = self._capture()
-        plan = self._plan(snapshot, step)
-        copied_s = self._arena.fill(plan, snapshot.pieces)
+        # Counted before anything can fail: the ranks meet by name and serial, so these must never drift apart.
+        self._serial += 1
+        try:
+            waited_s = self._await_slot()
+            snapshot = self._capture()
+            plan = self._plan(snapshot, step)
+            copied_s = self._arena.fill(plan, snapshot.pieces)
+        except MidwatchError as error:
+            fail_save(self.root, name, self._serial, rank=self._identity.rank, error=error)
+            raise
         self._warn_of_gaps(snapshot)
+        self._losses[name] = loss
         self._submit(name, step, plan, self._draft(snapshot, loss, metrics))
         self._recorder.record(
             "checkpoint.staged",
@@ -135,7 +145,6 @@ class Saver:
 
     def _submit(self, name: str, step: int, plan: ImagePlan, draft: ManifestDraft | None) -> None:
         me = self._identity
-        self._serial += 1
         self._is_slot_busy = True
         job = SaveJob(
             name=name,
@@ -196,6 +205,11 @@ class Saver:
             _log.warning("save %s failed: [%s] %s", event.name, event.error_code, event.message)
         else:
             data.update(size_bytes=event.bytes, digest=event.digest)
+        if event.state == "committed":
+            me = self._identity
+            data.update(loss=self._losses.get(event.name), config_hash=me.config_hash, code_hash=me.code_hash)
+        if event.is_final:
+            self._losses.pop(event.name, None)
         if event.pruned:
             data["pruned"] = list(event.pruned)
         if event.is_final and event.state != "failed":
@@ -205,7 +219,7 @@ class Saver:
         self._recorder.record(f"checkpoint.{event.state}", step=event.step, **data)
 
     def _warn_of_gaps(self, snapshot: Snapshot) -> None:
-        if self._serial or self._identity.rank:
+        if self._serial > 1 or self._identity.rank:
             return
         missing = [s for s in ("model", "optimizer", "data") if not snapshot.sections[s]]
         if missing:

@@ -14,10 +14,12 @@ from midwatch.core.errors import (
 )
 from midwatch.core.events import Event, NullRecorder, Recorder
 from midwatch.core.ids import CheckpointName, attempt_name, new_run_id, parse_checkpoint_name
+from midwatch.core.phases import LONG_PHASES, is_long_phase
 from midwatch.core.units import format_bytes, format_seconds
 
 __all__ = [
     "CODES",
+    "LONG_PHASES",
     "SYSTEM_CLOCK",
     "CheckpointError",
     "CheckpointName",
@@ -37,6 +39,7 @@ __all__ = [
     "attempt_name",
     "format_bytes",
     "format_seconds",
+    "is_long_phase",
     "new_run_id",
     "parse_checkpoint_name",
 ]

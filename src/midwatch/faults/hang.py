@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from midwatch.core import is_long_phase
 from midwatch.faults import frames
 from midwatch.faults.located import Located, pick, share
 from midwatch.faults.types import Confidence, Evidence, Frame, RankEvidence
@@ -100,6 +101,14 @@ def _moving(evidence: Evidence, alive: Sequence[Living]) -> str:
     counted = alive if evidence.extensions == 0 else suspects
     if evidence.has_advanced:
         return "the run finished another step meanwhile"
+    for one in alive:
+        if (
+            not one.is_waiting
+            and is_long_phase(one.rank.phase)
+            and not (one.rank.is_overdue or _is_suspected(one, evidence))
+        ):
+            # Its peers wait in a collective for one that evaluates or saves: silent, and rightly so.
+            return f"rank {one.rank.rank} is in the declared phase {one.rank.phase}, within its deadline"
     known = {rank: step for rank, step in evidence.suspected if step is not None}
     for one in counted:
         was = known.get(one.rank.rank)

@@ -6,7 +6,7 @@ from collections import deque
 from statistics import median
 from typing import Final
 
-from midwatch.pulse.layout import LONG_PHASES
+from midwatch.core import is_long_phase
 
 _WINDOW: Final = 512
 """Steps remembered: enough for a 99th percentile, few enough to follow a changed batch size within minutes."""
@@ -52,7 +52,7 @@ class DeadlineLearner:
         """Seconds of silence in ``phase`` after which the rank is suspect."""
         if self._seen == 0:
             return self._init_s
-        if self._seen < self._after or phase.partition(":")[0] in LONG_PHASES:
+        if self._seen < self._after or is_long_phase(phase):
             return self._phase_s
         if self._learned is None:
             self._learned = self._learn()

@@ -53,8 +53,6 @@ PHASES: Final = (
     "step",
 )
 """``step`` is what a rank is in when it named no phase of its own."""
-LONG_PHASES: Final = frozenset({"checkpoint_save", "checkpoint_load", "eval", "compile", "custom"})
-"""Phases whose length says nothing about a step's: the learned step deadline does not hold inside them."""
 NO_STEP: Final = -1
 
 

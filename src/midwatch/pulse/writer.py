@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from midwatch.core import LONG_PHASES
 from midwatch.pulse.layout import (
     CONTROL,
     CONTROL_AT,
     HEAD,
     HEAD_AT,
-    LONG_PHASES,
     NO_STEP,
     OFTEN,
     OFTEN_AT,
@@ -86,7 +86,7 @@ class PulseWriter:
     def phase(self, name: str) -> Generator[None]:
         """Name what the rank does meanwhile; nests. Unknown names count as ``custom:NAME``.
 
-        Inside a long phase (``LONG_PHASES``) the outermost long one is what is reported, whatever is nested in it.
+        Inside a long phase (``core.LONG_PHASES``) the outermost long one is what is reported, whatever is nested in it.
         """
         label, _, custom = name.partition(":")
         if label not in _PHASE_ID:

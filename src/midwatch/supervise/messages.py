@@ -1,7 +1,7 @@
 """What goes into the decision core and what comes out: typed events in, typed instructions out.
 
 Every event carries ``cause`` (an id that everything following from it repeats) and ``now_ns`` (the coordinator's
-monotonic clock): the core itself has no clock. Both sides are plain data, so a dump of a broken run replays on a laptop.
+monotonic clock): the core itself has no clock. Both sides are plain data: a dump of a broken run replays on a laptop.
 """
 
 from __future__ import annotations

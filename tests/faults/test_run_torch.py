@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from supervised import Supervised
 
+from midwatch.audit import verify_run
+
 pytestmark = [pytest.mark.procs, pytest.mark.torch]
 
 GLOO = """
@@ -66,3 +68,29 @@ def test_every_restart_forms_its_group_anew(run: Supervised) -> None:
     assert [line["data"]["root_rank"] for line in judged] == [1] * restarts
     assert run.number("sum-r0") == 120
     run.assert_nothing_left()
+
+
+ATTACHED = """
+import torch, torch.distributed as dist
+import midwatch
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 4)
+run = midwatch.attach({"checkpoint": {"interval": 2}})
+run.track(model=model)
+for step in run.steps(run.resume(), 6):
+    run.log(loss=1.0)
+dist.destroy_process_group()
+"""
+
+
+def test_a_cut_off_rank_ledger_is_noticed_because_the_coordinator_sealed_it(run: Supervised) -> None:
+    run.script.write_text(ATTACHED)
+    launcher = run.start_command([str(run.script)], "--nproc-per-node", "2")
+    assert run.wait(launcher, 120) == 0, run.story()
+    assert [line["data"]["writer"] for line in run.events("ledger.sealed")] == ["a0001-r00000"]
+    assert verify_run(run.run_dir).is_ok
+    ledger = run.run_dir / "ledger" / "a0001-r00000.jsonl"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    ledger.write_bytes(b"".join(lines[:-1]))
+    (problem,) = verify_run(run.run_dir).problems
+    assert "was cut off" in problem.message

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from midwatch.audit import Ledger
+from midwatch.audit import Ledger, seal_of
 from midwatch.checkpoint.format import list_checkpoints
-from midwatch.core import StorageError
+from midwatch.core import StorageError, attempt_name
 from midwatch.faults.types import Verdict
 from midwatch.storage import Fence, claim_attempt, newest_attempt
 from midwatch.supervise.bundle import write_bundle
@@ -37,6 +37,8 @@ from midwatch.supervise.specs import CarrySpec
 from midwatch.supervise.wire import AskToExit, FinishRun, OpenGate, Order, SayLine, StartRanks, StopLocal
 
 _SENTENCES: Final = 50
+_ENDS: Final = frozenset({"attempt.ended", "run.finished"})
+"""Facts after which no rank of the attempt writes any more."""
 _log: Final = logging.getLogger("midwatch.coordinator")
 
 
@@ -59,6 +61,7 @@ class Carrier:
         self._answers = answers
         self._run_dir = Path(spec.run_dir)
         self._epoch = newest_attempt(self._run_dir)
+        self._sealed = 0
         self.ledger = Ledger(self._run_dir / "ledger" / "coordinator.jsonl", run=spec.run, fence=lambda: self._fence())
         self.gathering: Gathering | None = None
         self.verdict: Verdict | None = None
@@ -84,6 +87,8 @@ class Carrier:
         """
         match instruction:
             case Record():
+                if instruction.event in _ENDS:
+                    self._seal(instruction.cause)
                 self.record(instruction.event, instruction.step, instruction.cause, instruction.data)
             case LaunchAttempt():
                 self._launch(instruction)
@@ -112,6 +117,20 @@ class Carrier:
         except StorageError as error:
             _log.error("ledger: %s", error)
             self.say(f"the ledger cannot be written: {error.message}", "error")
+
+    def _seal(self, cause: str) -> None:
+        """The attempt's ranks are gone: note how far their ledgers had got, so that a cut-off end is noticed."""
+        if self._sealed == self._epoch:
+            return
+        self._sealed = self._epoch
+        for path in sorted((self._run_dir / "ledger").glob(f"{attempt_name(self._epoch)}-r*.jsonl")):
+            try:
+                seal = seal_of(path)
+            except OSError as error:
+                _log.warning("%s cannot be sealed: %s", path, error)
+                continue
+            if seal is not None:
+                self.record("ledger.sealed", cause=cause, data=msgspec.structs.asdict(seal))
 
     def say(self, sentence: str, level: str = "info") -> None:
         self.sentences.append(sentence)

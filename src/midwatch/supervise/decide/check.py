@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from midwatch.supervise.decide import stopping
 from midwatch.supervise.decide.core import Core
-from midwatch.supervise.decide.model import LIVE
 
 
 def check(core: Core) -> None:
@@ -14,10 +13,10 @@ def check(core: Core) -> None:
     assert (core.incident is not None) >= (core.state == "judging"), "judging without an incident"
     assert core.incident is None or core.state in ("judging", "stopping"), "an incident is open but nobody acts"
     assert ("recheck" in core.timers) == (core.watching is not None), "a near-miss nobody looks at again"
-    assert core.state == "finished" or core.watching is None or core.state in ("starting", "running")
+    assert core.state == "finished" or core.watching is None or core.is_training
     assert not core.is_leaving or core.stop is not None, "leaving without being asked"
-    assert not core.is_leaving or core.state in ("starting", "running"), "leaving while not training"
-    if core.state in LIVE:
+    assert not core.is_leaving or core.is_training, "leaving while not training"
+    if core.is_live:
         assert core.attempt is not None, "live without an attempt"
         assert core.next_attempt > core.attempt.number, "an attempt number would be used twice"
         assert set(core.attempt.exits) <= set(core.attempt.ranks), "a stranger's exit"

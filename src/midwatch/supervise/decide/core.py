@@ -10,7 +10,9 @@ from typing import Any, Literal
 from midwatch.config import RestartConfig, WatchConfig
 from midwatch.supervise.decide.memory import Memory
 from midwatch.supervise.decide.model import (
+    LIVE,
     SECOND,
+    TRAINING,
     TRANSITIONS,
     Attempt,
     Incident,
@@ -162,14 +164,20 @@ class Core:
 
     # --- questions ---------------------------------------------------------------------------------------------
 
+    @property
+    def is_live(self) -> bool:
+        """Ranks of the current attempt may exist."""
+        return self.state in LIVE
+
+    @property
+    def is_training(self) -> bool:
+        """Nobody doubts the current attempt: a fault opens an incident."""
+        return self.state in TRAINING
+
     def live_attempt(self, number: int) -> Attempt | None:
         """The current attempt when ``number`` is it and its ranks may exist; None sets the event aside."""
         attempt = self.attempt
-        if (
-            attempt is not None
-            and attempt.number == number
-            and self.state in ("starting", "running", "judging", "stopping")
-        ):
+        if attempt is not None and attempt.number == number and self.is_live:
             return attempt
         self.set_aside(f"attempt {number} is not live")
         return None

@@ -25,13 +25,13 @@ def rank_exited(core: Core, event: RankExited) -> None:
     attempt.exits[event.rank] = Exit(exit_code=event.exit_code, is_finished=event.is_finished, at_ns=event.now_ns)
     if core.state == "judging":
         incidents.look_again_now(core)
-    elif core.state in ("starting", "running"):
+    elif core.is_training:
         reconsider(core, newest=event.rank)
 
 
 def reconsider_if_live(core: Core) -> None:
     """A near-miss went back to training: exits that were reported meanwhile count now."""
-    if core.state in ("starting", "running"):
+    if core.is_training:
         reconsider(core)
 
 
@@ -81,5 +81,5 @@ def _wait_for_the_others(core: Core, attempt: Attempt, newest: int | None) -> No
 def settle_timed_out(core: Core) -> None:
     """Some ranks ended with 0, others still run: look at what those are doing."""
     attempt = core.attempt
-    if core.state in ("starting", "running") and attempt is not None and not core.is_leaving:
+    if core.is_training and attempt is not None and not core.is_leaving:
         incidents.open_incident(core, "exit", samples=2, patience_s=UNATTACHED_SETTLE_S)

@@ -57,7 +57,7 @@ def rank_suspected(core: Core, event: RankSuspected) -> None:
     if core.state == "judging" and core.incident is not None:
         core.incident.suspected.setdefault(event.rank, event.step)
         return
-    if core.state not in ("starting", "running") or core.is_leaving:
+    if not core.is_training or core.is_leaving:
         core.set_aside("the attempt is ending anyway")
         return
     is_plain = event.proc_state in _CANNOT_MOVE
@@ -116,7 +116,7 @@ def second_look_due(core: Core) -> None:
 def recheck_due(core: Core) -> None:
     """The extension is over and nothing moved: ask again, remembering that it was let off before."""
     watching = core.watching
-    if watching is None or core.state not in ("starting", "running") or core.is_leaving:
+    if watching is None or not core.is_training or core.is_leaving:
         core.watching = None
         return
     old = watching.incident

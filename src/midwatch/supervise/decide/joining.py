@@ -16,13 +16,12 @@ def node_joined(core: Core, event: NodeJoined) -> None:
     if arrival in ("new", "spare"):
         places = f"{len(core.roster.places)} of {core.roster.nnodes}"
         core.say(f"node {event.node} joined ({places})" if arrival == "new" else f"node {event.node} joined as a spare")
-    is_live = core.state in ("starting", "running", "judging", "stopping")
-    current = core.attempt.number if core.attempt is not None and (is_live or core.returning) else 0
+    current = core.attempt.number if core.attempt is not None and (core.is_live or core.returning) else 0
     if event.running_attempt not in (0, current):
         _stop_leftover(core, event.running_attempt)
     if core.state == "waiting":
         _settle_in(core)
-    elif is_live:
+    elif core.is_live:
         _joined_while_live(core, event, is_restarted=arrival == "restarted" and event.running_attempt != current)
     elif core.state == "backing_off" and "backoff" not in core.timers:
         launching.proceed(core)
@@ -58,8 +57,7 @@ def node_lost(core: Core, event: NodeLost) -> None:
     core.record("node.lost", node=event.node)
     core.say(f"node {event.node} is lost", "error")
     attempt = core.attempt
-    is_live = core.state in ("starting", "running", "judging", "stopping")
-    if is_live and attempt is not None and event.node in attempt.nodes:
+    if core.is_live and attempt is not None and event.node in attempt.nodes:
         _node_failed(core, event.node)
 
 
@@ -72,7 +70,7 @@ def _node_failed(core: Core, node: str) -> None:
         stopping.settle(core)
     elif core.stop is not None:
         stopping.begin(core, grace_s=core.watch.grace_s, reason=f"node {node} is gone, so the others cannot save")
-    elif core.state in ("starting", "running"):
+    elif core.is_training:
         incidents.open_incident(core, "agent_lost", samples=1, lost_nodes=[node])
 
 

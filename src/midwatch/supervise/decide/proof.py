@@ -30,14 +30,14 @@ def rank_resumed(core: Core, event: RankResumed) -> None:
         return
     is_first = not attempt.resumed
     attempt.resumed[event.rank] = event
-    if core.state not in ("starting", "running") or core.stop is not None:
+    if not core.is_training or core.stop is not None:
         return
     check(core, is_first=is_first)
 
 
 def check_if_live(core: Core) -> None:
     """A near-miss went back to training: reports that came meanwhile count now."""
-    if core.state in ("starting", "running") and core.stop is None:
+    if core.is_training and core.stop is None:
         check(core, is_first="resume" not in core.timers)
 
 
@@ -82,7 +82,7 @@ def _allow(core: Core, attempt: Attempt) -> None:
 def resume_timed_out(core: Core) -> None:
     """Some ranks reported long ago, others still load."""
     attempt = core.attempt
-    if core.state not in ("starting", "running") or attempt is None or core.is_leaving:
+    if not core.is_training or attempt is None or core.is_leaving:
         return
     if core.watching is not None:
         core.set_aside("let off already; the extension is longer")
@@ -134,7 +134,7 @@ def checkpoint_verified(core: Core, event: CheckpointVerified) -> None:
 def alive_long_enough(core: Core) -> None:
     """A script that reports nothing has lived for a while after its restart."""
     attempt = core.attempt
-    if core.state not in ("starting", "running") or core.recovering is None or attempt is None or attempt.attached:
+    if not core.is_training or core.recovering is None or attempt is None or attempt.attached:
         return
     core.cause = core.recovering.cause
     incidents.close(core, "alive")

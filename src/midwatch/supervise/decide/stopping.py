@@ -130,7 +130,7 @@ def stop_requested(core: Core, event: StopRequested) -> None:
         launching.adopt(core)
     if core.state in ("waiting", "backing_off"):
         finish_on_request(core)
-    elif core.state in ("starting", "running"):
+    elif core.is_training:
         leave(core)
 
 
@@ -159,7 +159,7 @@ def _hurry(core: Core, count: int) -> None:
     if attempt is None:
         return
     core.cause = stop.cause
-    if core.state in ("starting", "running"):
+    if core.is_training:
         begin(core, grace_s=grace_s, reason=stop.reason)
     elif core.state == "stopping":
         core.emit(StopRanks(cause=core.cause, attempt=attempt.number, grace_s=grace_s, reason=stop.reason))

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from decide_drive import Drive
-from faults_cases import IN_USER_SLEEP, alive, bad_batch, dead, victim
+from faults_cases import IN_USER_SLEEP, USER, alive, bad_batch, dead, traceback, victim
 
 from midwatch.config import RestartConfig, WatchConfig
 from midwatch.supervise.decide import InvalidTransition, RunFacts, Supervisor, replay
@@ -110,6 +110,33 @@ def test_history_and_budget_survive() -> None:
     again.answer(victim(0), dead(1, 1, stderr_tail=bad_batch()))
     again.gone()
     assert again.finish.error == "SV104"
+
+
+def fail(drive: Drive, error: str, *, after_s: float) -> None:
+    drive.clock.advance(after_s)
+    drive.exited(1, 1)
+    drive.answer(victim(0), dead(1, 1, stderr_tail=traceback(1, frames=USER, error=error)))
+    drive.gone()
+
+
+def test_a_script_that_once_lived_long_is_not_taken_for_one_that_cannot_start() -> None:
+    drive = Drive(backoff_s=(0.0,)).running()
+    fail(drive, "ValueError: bad batch", after_s=5000)
+    again = reborn(drive, backoff_s=(0.0,))
+    again.join(running=2)
+    fail(again, "ImportError: libnfs.so: cannot open shared object file", after_s=3)
+    assert again.last(WriteVerdict).verdict.action == "restart"
+    assert again.attempt == 3
+
+
+def test_a_long_life_has_begun_a_new_series_of_failures_for_the_next_coordinator_too() -> None:
+    drive = Drive(backoff_s=(0.0, 10.0)).running()
+    for _ in range(3):
+        fail(drive, "ValueError: bad batch", after_s=36_000)
+    memory = drive.supervisor._core.memory
+    restored = reborn(drive, backoff_s=(0.0, 10.0)).supervisor._core.memory
+    assert len(restored.history) == 1
+    assert vars(restored) | {"config": None} == vars(memory) | {"config": None}
 
 
 def test_a_new_invocation_begins_with_a_clean_budget() -> None:

@@ -39,6 +39,8 @@ class RunFacts(msgspec.Struct, kw_only=True):
     restarts_used: int = 0
     restarts_in_a_row: int = 0
     history: tuple[tuple[str, int | None], ...] = ()
+    series_life_s: float = 0.0
+    longest_life_s: float = 0.0
     failed_step: int | None = None
     farthest_step: int | None = None
     verified_step: int | None = None
@@ -83,15 +85,20 @@ def _suspected(facts: RunFacts, line: Line) -> None:
 
 
 def _judged(facts: RunFacts, line: Line) -> None:
+    history = (*facts.history, (str(line.data["fingerprint"]), line.step))
+    # A long life had begun a new series of failures; a ledger of an earlier version does not say so.
+    facts.history = history[-int(line.data.get("failures", len(history))) :]
     facts.restarts_used = int(line.data["restarts_used"])
-    facts.restarts_in_a_row += line.data["action"] in ("restart", "hold")
-    facts.history = (*facts.history, (str(line.data["fingerprint"]), line.step))
+    facts.restarts_in_a_row = int(line.data.get("restarts_in_a_row", len(facts.history)))
+    facts.series_life_s = float(line.data.get("series_life_s", 0.0))
+    facts.longest_life_s = float(line.data.get("longest_life_s", 0.0))
     facts.failed_step = line.step
 
 
 def _refilled(facts: RunFacts, line: Line) -> None:
     facts.restarts_used = facts.restarts_in_a_row = 0
     facts.history = ()
+    facts.series_life_s = 0.0
     facts.failed_step = None
     if line.data.get("by") == "checkpoint":
         facts.verified_step = line.step

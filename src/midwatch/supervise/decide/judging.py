@@ -138,6 +138,10 @@ def _convict(core: Core, incident: Incident, evidence: Evidence, verdict: Verdic
         rule=verdict.rule,
         summary=verdict.summary,
         restarts_used=memory.restarts_used,
+        restarts_in_a_row=memory.restarts_in_a_row,
+        failures=len(memory.history),
+        series_life_s=memory.series_life_s,
+        longest_life_s=memory.longest_life_s,
     )
     core.emit(WriteVerdict(cause=core.cause, attempt=incident.attempt, verdict=verdict, evidence=evidence))
     core.say(f"{verdict.summary} ({verdict.confidence}); {_what_next(core, is_restart)}", "error")

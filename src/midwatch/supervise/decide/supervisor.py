@@ -69,6 +69,8 @@ class Supervisor:
         memory.restarts_used = min(facts.restarts_used, restart.max_restarts)
         memory.restarts_in_a_row = facts.restarts_in_a_row
         memory.history = list(facts.history)
+        memory.series_life_s = facts.series_life_s
+        memory.longest_life_s = facts.longest_life_s
         memory.failed_step = facts.failed_step
         memory.farthest_step = facts.farthest_step
         memory.verified_step = facts.verified_step
@@ -228,16 +230,12 @@ def _evidence_timed_out(core: Core) -> None:
 
 def _back_to_training(core: Core) -> None:
     """After a near-miss: what was reported meanwhile is still to be acted on."""
-    if core.state not in ("starting", "running"):
+    if not core.is_training:
         return
     if core.stop is not None:
         stopping.leave(core)
     exits.reconsider_if_live(core)
     proof.check_if_live(core)
-
-
-def _suspected(core: Core, event: RankSuspected) -> None:
-    incidents.rank_suspected(core, event)
 
 
 def _ticked(core: Core, event: Ticked) -> None:
@@ -260,7 +258,7 @@ _HANDLERS: dict[type[Any], Callable[[Core, Any], None]] = dict(
         _on(NodeLost, joining.node_lost),
         _on(RanksStarted, proof.ranks_started),
         _on(RankExited, exits.rank_exited),
-        _on(RankSuspected, _suspected),
+        _on(RankSuspected, incidents.rank_suspected),
         _on(RankResumed, proof.rank_resumed),
         _on(ProgressMade, proof.progress_made),
         _on(CheckpointVerified, proof.checkpoint_verified),

@@ -9,6 +9,7 @@ same failure again?), ``grade`` (how wide, what to do). ``classes.toml`` is the 
 from midwatch.faults.fingerprint import fingerprint
 from midwatch.faults.table import CLASSES, FaultClass, class_of
 from midwatch.faults.types import (
+    Action,
     Confidence,
     Evidence,
     Frame,
@@ -17,12 +18,14 @@ from midwatch.faults.types import (
     RankEvidence,
     ResumeReport,
     Suspect,
+    Trigger,
     Verdict,
 )
 from midwatch.faults.verdict import judge
 
 __all__ = [
     "CLASSES",
+    "Action",
     "Confidence",
     "Evidence",
     "FaultClass",
@@ -32,6 +35,7 @@ __all__ = [
     "RankEvidence",
     "ResumeReport",
     "Suspect",
+    "Trigger",
     "Verdict",
     "class_of",
     "fingerprint",

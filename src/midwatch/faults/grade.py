@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from midwatch.faults.located import Located
 from midwatch.faults.read import STARTUP_LIFE_S
-from midwatch.faults.table import Action, FaultClass, class_of
-from midwatch.faults.types import Evidence, Grade
+from midwatch.faults.table import FaultClass, class_of
+from midwatch.faults.types import Action, Evidence, Grade
 
 STEP_TOLERANCE = 1
 """Two ranks may be caught on either side of a step boundary by the same batch."""

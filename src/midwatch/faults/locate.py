@@ -22,7 +22,6 @@ from midwatch.faults.table import class_of
 from midwatch.faults.types import Confidence, Evidence, Suspect
 
 _EARLY_EXIT = class_of("early_exit").order
-_PEERS_LOST = class_of("peers_lost").order
 _TIMED_OUT = re.compile(r"timed out|timeout|watchdog", re.IGNORECASE)
 
 

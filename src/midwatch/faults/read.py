@@ -139,7 +139,7 @@ def _read_exit(rank: RankEvidence, code: int, xid: str, lived_s: float | None) -
     if raised is None and code not in _STARTUP_CODES[1:]:
         raised = tracebacks.find_raised(rank.stderr_tail)
     if raised is not None and (code == 1 or rank.error_file):
-        return read_raised(rank, raised, xid)
+        return _read_raised(rank, raised, xid)
     startup = wordings.startup_line(rank.stderr_tail)
     is_early = rank.step is None and (lived_s is None or lived_s < STARTUP_LIFE_S)
     if is_early and (code in _STARTUP_CODES or (startup and "No module named" in startup)):
@@ -166,7 +166,7 @@ def _read_exit(rank: RankEvidence, code: int, xid: str, lived_s: float | None) -
     )
 
 
-def read_raised(rank: RankEvidence, raised: texts.Raised, xid: str = "") -> RankFact:
+def _read_raised(rank: RankEvidence, raised: texts.Raised, xid: str = "") -> RankFact:
     """A rank that ended, or is about to end, by an uncaught exception."""
     fault_class = wordings.classify_raised(raised)
     frame = frames.user_frame(raised.frames)
@@ -191,6 +191,6 @@ def _read_alive(rank: RankEvidence) -> RankFact:
     """Alive: innocent by itself, unless its log ends with a traceback. Then it is on its way out."""
     raised = tracebacks.find_raised(rank.stderr_tail) if tracebacks.ends_uncaught(rank.stderr_tail) else None
     if raised is not None:
-        fact = read_raised(rank, raised)
+        fact = _read_raised(rank, raised)
         return msgspec.structs.replace(fact, confidence="likely")
     return RankFact(evidence=rank, fault_class="no_fault", phrase="is alive")

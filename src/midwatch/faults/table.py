@@ -8,10 +8,9 @@ from typing import Literal
 
 import msgspec
 
-from midwatch.faults.types import Grade
+from midwatch.faults.types import Action, Grade
 
 Scope = Literal["rank", "node", "code", "data", "network", "storage", "fleet", "none"]
-Action = Literal["restart", "stop", "hold", "requeue", "none"]
 NOBODY = 1000
 """The order of a class that is no rank's own failure."""
 
@@ -28,17 +27,13 @@ class FaultClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     repeat: Literal["never", "step", "any"]
     order: int = NOBODY
     stop_code: str = ""
-    unclear: bool = False
+    is_unclear: bool = msgspec.field(default=False, name="unclear")
+    """Only victims were seen: worth a second look."""
 
     @property
     def is_counted(self) -> bool:
         """A restart after it uses up budget."""
         return self.budget != "none"
-
-    @property
-    def is_unclear(self) -> bool:
-        """Only victims were seen: worth a second look."""
-        return self.unclear
 
     @property
     def can_hit_fleet(self) -> bool:

@@ -12,7 +12,10 @@ import msgspec
 
 Confidence = Literal["certain", "likely", "weak", "unknown"]
 Grade = Literal["G0", "G1", "G2", "G3", "G4", "G5"]
+Action = Literal["restart", "stop", "hold", "requeue", "none"]
 ProcState = Literal["R", "S", "D", "T", "Z", "X", "I", "?"]
+Trigger = Literal["exit", "hang", "agent_lost", "resume_mismatch", "operator"]
+"""What made somebody doubt the attempt."""
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -75,7 +78,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     incident: str
-    trigger: Literal["exit", "hang", "agent_lost", "resume_mismatch", "operator"]
+    trigger: Trigger
     ranks: tuple[RankEvidence, ...] = ()
     kernel_lines: tuple[tuple[str, str], ...] = ()
     """(node, line) pairs since the attempt began."""
@@ -123,7 +126,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     victims: tuple[int, ...]
     confidence: Confidence
     grade: Grade
-    action: Literal["restart", "stop", "hold", "requeue", "none"]
+    action: Action
     rule: str
     """Id of the policy rule that chose the action."""
     fingerprint: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from midwatch.faults import Trigger
 from midwatch.supervise.decide.core import Core
-from midwatch.supervise.decide.model import SECOND, Incident, Trigger
+from midwatch.supervise.decide.model import SECOND, Incident
 from midwatch.supervise.messages import GatherEvidence, RankSuspected
 
 EVIDENCE_TIMEOUT_S = 20.0

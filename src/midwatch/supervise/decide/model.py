@@ -6,11 +6,10 @@ from typing import Literal
 
 import msgspec
 
-from midwatch.faults import Verdict
+from midwatch.faults import Trigger, Verdict
 from midwatch.supervise.messages import Placement, RankResumed
 
 State = Literal["waiting", "starting", "running", "judging", "stopping", "backing_off", "finished"]
-Trigger = Literal["exit", "hang", "agent_lost", "resume_mismatch", "operator"]
 
 SECOND = 1_000_000_000
 

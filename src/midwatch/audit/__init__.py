@@ -7,7 +7,6 @@ from midwatch.audit.provenance import Provenance, code_hash, collect_provenance,
 from midwatch.audit.reading import ledger_files, merged, read_ledger
 from midwatch.audit.runfile import RunInfo, ensure_run, read_run
 from midwatch.audit.verify import LedgerProblem, LedgerReport, RunLedgerReport, verify_ledger, verify_run
-from midwatch.config import config_hash
 
 __all__ = [
     "GENESIS",
@@ -22,7 +21,6 @@ __all__ = [
     "Seal",
     "code_hash",
     "collect_provenance",
-    "config_hash",
     "ensure_run",
     "entry_script",
     "git_state",

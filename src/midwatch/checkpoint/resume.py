@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
 
@@ -19,7 +19,7 @@ from midwatch.checkpoint.catalog import quarantine as move_to_quarantine
 from midwatch.checkpoint.group import ControlGroup
 from midwatch.checkpoint.manifest import MANIFEST_FILE
 from midwatch.checkpoint.verify import Problem, VerifyReport, verify_checkpoint
-from midwatch.core import CheckpointError, FencedError, MidwatchError, Recorder, StorageError
+from midwatch.core import CheckpointError, MidwatchError, Recorder, error_from_dict
 from midwatch.storage import as_storage_error
 
 _log = logging.getLogger(__name__)
@@ -228,14 +228,8 @@ def agree(group: ControlGroup, error: MidwatchError | None) -> list[Problem]:
 
 def raise_remote(answer: dict[str, Any]) -> None:
     """Raise the error another rank reported, if it did."""
-    error = cast("dict[str, Any] | None", answer.get("error"))
-    if error is None:
-        return
-    code = error["error"]
-    kind = FencedError if code == "CK401" else CheckpointError if code.startswith("CK") else StorageError
-    if not code.startswith(kind.family):
-        kind = MidwatchError
-    raise kind(code, error["message"], hint=error["hint"], **{str(k): v for k, v in error["context"].items()})
+    if "error" in answer:
+        raise error_from_dict(answer["error"])
 
 
 def _verify_share(folder: Path, rank: int, world_size: int) -> VerifyReport:

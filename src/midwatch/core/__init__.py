@@ -1,7 +1,16 @@
 """What every room may use: ids, clocks, units, errors, events. Standard library and msgspec only."""
 
 from midwatch.core.clock import SYSTEM_CLOCK, Clock, SystemClock
-from midwatch.core.codes import CODES, Code
+from midwatch.core.codes import (
+    CODES,
+    EXIT_DATA,
+    EXIT_FAILED,
+    EXIT_INTERNAL,
+    EXIT_OK,
+    EXIT_REQUEUE,
+    EXIT_USAGE,
+    Code,
+)
 from midwatch.core.errors import (
     CheckpointError,
     ConfigError,
@@ -11,6 +20,7 @@ from midwatch.core.errors import (
     ProtocolError,
     StorageError,
     SuperviseError,
+    error_from_dict,
 )
 from midwatch.core.events import Event, NullRecorder, Recorder
 from midwatch.core.ids import CheckpointName, attempt_name, new_run_id, parse_checkpoint_name
@@ -19,6 +29,12 @@ from midwatch.core.units import format_bytes, format_seconds
 
 __all__ = [
     "CODES",
+    "EXIT_DATA",
+    "EXIT_FAILED",
+    "EXIT_INTERNAL",
+    "EXIT_OK",
+    "EXIT_REQUEUE",
+    "EXIT_USAGE",
     "LONG_PHASES",
     "SYSTEM_CLOCK",
     "CheckpointError",
@@ -37,6 +53,7 @@ __all__ = [
     "SuperviseError",
     "SystemClock",
     "attempt_name",
+    "error_from_dict",
     "format_bytes",
     "format_seconds",
     "is_long_phase",

@@ -15,6 +15,7 @@ Each code is stable, is listed in ``core/codes.py`` with its exit code, and has 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from midwatch.core.codes import CODES, Code
@@ -95,6 +96,8 @@ class CheckpointError(MidwatchError):
 class FencedError(CheckpointError):
     """A newer attempt holds the run, so this one may no longer write."""
 
+    family = "CK4"
+
 
 class LedgerError(MidwatchError):
     """The audit trail is broken or held by another writer."""
@@ -112,3 +115,15 @@ class ProtocolError(MidwatchError):
     """A message between agent and coordinator is refused."""
 
     family = "PR"
+
+
+_KINDS = (FencedError, ConfigError, StorageError, CheckpointError, LedgerError, SuperviseError, ProtocolError)
+"""A class before its parent."""
+
+
+def error_from_dict(told: Mapping[str, Any]) -> MidwatchError:
+    """The error that another process met, of its own class: the inverse of ``as_dict``."""
+    code = str(told["error"])
+    kind = next((kind for kind in _KINDS if code.startswith(kind.family)), MidwatchError)
+    context = {str(name): value for name, value in told.get("context", {}).items()}
+    return kind(code, told["message"], hint=told.get("hint", ""), **context)

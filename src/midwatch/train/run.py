@@ -25,8 +25,7 @@ from typing import Any, Literal, NoReturn
 
 from midwatch.checkpoint import Checkpointer, ResumePoint
 from midwatch.config import Config, RankEnv, read_rank_env, resolve_paths
-from midwatch.core import CheckpointError, SuperviseError
-from midwatch.core.codes import EXIT_FAILED, EXIT_REQUEUE
+from midwatch.core import EXIT_FAILED, EXIT_REQUEUE, CheckpointError, SuperviseError
 from midwatch.pulse import Flag, NullPulse, PulseWriter, writer_from_env
 from midwatch.train.metrics import MetricLog
 from midwatch.train.session import Session, open_session
@@ -265,6 +264,8 @@ class Run:
         asked = signals.at_boundary()
         is_due = step > 0 and step % self.config.checkpoint.interval == 0
         if is_due or is_last or asked & (Flag.STOP | Flag.SAVE):
+            # Before the save: a run resumed from this step must find the records of all steps up to it.
+            metrics.flush()
             numbers = metrics.latest()
             checkpointer.save(step, loss=numbers.get("loss"), metrics=numbers)
             self._saved_step = step

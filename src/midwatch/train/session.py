@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from midwatch.audit import Journal, Ledger, collect_provenance, config_hash, ensure_run
+from midwatch.audit import Journal, Ledger, collect_provenance, ensure_run
 from midwatch.checkpoint import ControlGroup, Identity, raise_remote
 from midwatch.checkpoint.format import committed_names
-from midwatch.config import Config, RankEnv, RunPaths
+from midwatch.config import Config, RankEnv, RunPaths, config_hash
 from midwatch.core import MidwatchError, NullRecorder, Recorder, StorageError, attempt_name
 from midwatch.storage import Fence, as_storage_error, claim_attempt
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from midwatch.core import format_seconds
-from midwatch.core.codes import CODES
+from midwatch.core import CODES, format_seconds
 from midwatch.faults import Evidence, RankEvidence, ResumeReport, Verdict, class_of, judge
 from midwatch.supervise.decide import incidents, stopping
 from midwatch.supervise.decide.core import Core

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midwatch.core.codes import CODES
+from midwatch.core import CODES
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import Attempt, Outcome
 from midwatch.supervise.messages import LaunchAttempt

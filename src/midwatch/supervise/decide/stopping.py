@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from midwatch.core import format_seconds
-from midwatch.core.codes import CODES
+from midwatch.core import CODES, format_seconds
 from midwatch.supervise.decide import launching
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import Outcome, StopWish

@@ -76,13 +76,6 @@ class AppendFile:
             raise as_storage_error(error, f"cannot append to {self.path}") from error
         self.size_bytes += len(data)
 
-    def sync(self) -> None:
-        """Make everything appended so far survive power loss."""
-        try:
-            os.fsync(self._fd)
-        except OSError as error:
-            raise as_storage_error(error, f"cannot sync {self.path}") from error
-
     def cut(self, size_bytes: int) -> None:
         """Shorten the file, durably."""
         try:

@@ -19,10 +19,6 @@ from midwatch.audit.line import GENESIS, LedgerLine, decode_line, encode_line
 from midwatch.core import SYSTEM_CLOCK, Clock, Event
 from midwatch.storage import ops, sha256_hex
 
-BATCHED_PREFIX = "metrics."
-"""Events of this family reach the disk with the next durable line; every other line is synced before ``record``
-returns, which costs well under a millisecond on a local disk."""
-
 _WINDOW_BYTES = 64 * 1024
 
 
@@ -84,7 +80,7 @@ class Ledger:
             FencedError: CK401 from the fence; nothing was written.
             StorageError: ST101 or ST103; nothing of the line remains in the file.
 
-        Durability: survives power loss when it returns, but for ``metrics.*`` (survives a kill).
+        Durability: survives power loss when it returns.
         """
         with self._guard:
             if self._fence is not None:
@@ -99,16 +95,11 @@ class Ledger:
                 data=data,
             )
             raw, digest = encode_line(entry, self._seq, self._head)
-            self._file.append(raw, is_durable=not event.startswith(BATCHED_PREFIX))
+            self._file.append(raw, is_durable=True)
             self._seq, self._head = self._seq + 1, digest
 
-    def flush(self) -> None:
-        """Make batched lines durable."""
-        with self._guard:
-            self._file.sync()
-
     def close(self) -> None:
-        """Flush and release the file; closing twice is fine."""
+        """Release the file; closing twice is fine."""
         with self._guard:
             self._file.close()
 
@@ -119,7 +110,7 @@ class Ledger:
         self.close()
 
     def _pick_up(self) -> None:
-        last, end = find_last_line(self._file)
+        last, end = _find_last_line(self._file)
         self._seq, self._head = (last.seq + 1, last.hash) if last else (0, GENESIS)
         if end < self._file.size_bytes:
             if self._fence is not None:
@@ -158,7 +149,7 @@ def seal_of(path: Path) -> Seal | None:
     return Seal(writer=path.stem, head=last.hash, lines=last.seq + 1) if last else None
 
 
-def find_last_line(file: AppendFile) -> tuple[LedgerLine | None, int]:
+def _find_last_line(file: AppendFile) -> tuple[LedgerLine | None, int]:
     """The last line whose hash fits, and the offset behind it; what follows that offset is torn."""
     window = _WINDOW_BYTES
     while True:

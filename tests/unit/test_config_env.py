@@ -67,10 +67,17 @@ def test_a_rank_that_is_no_number_is_refused(text: str) -> None:
     assert "RANK" in caught.value.message
 
 
-def test_a_rank_outside_its_world_is_refused() -> None:
+@pytest.mark.parametrize("prefix", ["", "LOCAL_"])
+def test_a_rank_outside_its_world_is_refused(prefix: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_rank_env({"RANK": "4", "WORLD_SIZE": "4"})
+        read_rank_env({f"{prefix}RANK": "4", f"{prefix}WORLD_SIZE": "4"})
     assert caught.value.code == "CF106"
+    assert f"{prefix}RANK=4" in caught.value.message
+
+
+def test_a_launcher_need_not_count_the_ranks_of_a_node() -> None:
+    env = read_rank_env({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3"})
+    assert env.local_rank == 3
 
 
 def test_paths_follow_the_run_folder() -> None:

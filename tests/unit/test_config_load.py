@@ -193,6 +193,21 @@ def test_an_override_that_is_none_is_refused(text: str) -> None:
     assert refusal({}, text).code == "CF101"
 
 
+@pytest.mark.parametrize(
+    ("source", "overrides"),
+    [
+        ({}, ["api_key=hunter2-and-more"]),
+        ({}, ["sk-proj-abcdefghijklmnopqrstuv"]),
+        ({"train": "sk-proj-abcdefghijklmnopqrstuv"}, []),
+        ({"run": {"log_every": "sk-proj-abcdefghijklmnopqrstuv"}}, []),
+    ],
+)
+def test_a_refusal_repeats_no_secret(source: dict[str, Any], overrides: list[str]) -> None:
+    text = str(refusal(source, *overrides).as_dict())
+    assert "hunter2" not in text
+    assert "abcdefgh" not in text
+
+
 def test_an_override_cannot_smuggle_a_second_assignment() -> None:
     assert load_config({}, ["run.name=1\nx = 2"]).run.name == "1\nx = 2"
 

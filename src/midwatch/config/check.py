@@ -60,7 +60,7 @@ def unknown_key(section: str, name: str) -> Problem:
 
 def not_a_table(name: str, value: Any) -> Problem:
     """A table's name with a plain value behind it."""
-    return Problem("CF103", name, f"{name} = {value!r}: must be a table, written [{name}]")
+    return Problem("CF103", name, f"{name} = {_shown(name, value)}: must be a table, written [{name}]")
 
 
 def convert(key: str, value: Any) -> tuple[Any, Problem | None]:
@@ -82,7 +82,7 @@ def train_problems(value: Mapping[Any, Any], path: str = "train", depth: int = 0
     found: list[Problem] = []
     for key, item in value.items():
         if not isinstance(key, str):
-            found.append(Problem("CF103", path, f"{path}: key {key!r} is not text"))
+            found.append(Problem("CF103", path, f"{path}: key {_shown(path, key)} is not text"))
             continue
         found += _train_value(item, f"{path}.{key}", depth + 1)
     return found

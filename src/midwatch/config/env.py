@@ -90,7 +90,8 @@ def read_rank_env(environ: Mapping[str, str] | None = None) -> RankEnv:
         is_supervised=attempt > 0 and run_dir is not None,
     )
     _check_ranks("RANK", env.rank, "WORLD_SIZE", env.world_size)
-    _check_ranks("LOCAL_RANK", env.local_rank, "LOCAL_WORLD_SIZE", max(env.local_world_size, env.local_rank + 1))
+    if source.get("LOCAL_WORLD_SIZE", "").strip():  # some launchers number the ranks of a node without counting them
+        _check_ranks("LOCAL_RANK", env.local_rank, "LOCAL_WORLD_SIZE", env.local_world_size)
     return env
 
 

@@ -138,11 +138,12 @@ def _override(text: str) -> Layer:
     key, sign, value = text.partition("=")
     key = key.strip()
     if not sign or not all(key.split(".")) or "." not in key:
+        shown = key if sign and is_secret_name(key) else redact_text(text)
         raise ConfigError(
             "CF101",
-            f"--set {text}: must be section.key=value",
+            f"--set {shown}: must be section.key=value",
             hint="For example: --set checkpoint.interval=200",
-            override=text,
+            override=shown,
         )
     nested: Any = _override_value(value.strip())
     for part in reversed(key.split(".")):

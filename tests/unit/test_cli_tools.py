@@ -411,3 +411,12 @@ def test_an_error_in_json_is_one_document_on_stdout(words: tuple[str, ...]) -> N
     result = call(*words, "--json")
     assert set(json.loads(result.stdout)) == {"error", "title", "message", "hint", "context"}
     assert "Traceback" not in result.stderr
+
+
+def test_a_file_that_cannot_be_read_is_no_traceback(run: Path) -> None:
+    (run / "ledger" / "a0003-r00000.jsonl").mkdir()
+    code, document = answer("ledger", "show", run)
+    assert (code, document["error"]) == (74, "ST103")
+    assert "a0003-r00000.jsonl" in document["message"]
+    result = call("ledger", "verify", run)
+    assert isinstance(result.exception, SystemExit)

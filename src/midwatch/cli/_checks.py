@@ -29,7 +29,10 @@ _PY_SPY_S = 15.0
 """Covers one stack of this small process, also on a machine under full load."""
 _MIN_TORCH = (2, 6)
 _MIN_SHM_BYTES = 64 * 10**6
+_MIN_INODES = 1024
+"""A save needs a dozen a rank: fewer than this are soon gone."""
 _MIN_OPEN_FILES = 1024
+"""The usual limit; a rank with its data loaders needs hundreds."""
 _OLDEST_NS = 1_700_000_000 * 10**9
 """A clock before this version of midwatch was written is wrong."""
 
@@ -150,7 +153,7 @@ def check_space(folder: Path, checkpoint_bytes: int, keep_last: int) -> Finding:
     except OSError as error:
         todo = "Look at the mount."
         return Finding(check="disk space", state="problem", found=f"{place}: {error.strerror}", todo=todo)
-    if space.free_inodes is not None and space.free_inodes < _MIN_OPEN_FILES:
+    if space.free_inodes is not None and space.free_inodes < _MIN_INODES:
         todo = "Remove files that are not needed: the file system can hold no more of them."
         return Finding(
             check="disk space", state="problem", found=f"{place}: {space.free_inodes} inodes left", todo=todo

@@ -22,7 +22,7 @@ from midwatch.checkpoint.format import (
 from midwatch.cli._output import exits, json_option, pairs, plain, say, show_json, table, when
 from midwatch.cli._places import Place, find_place, pick
 from midwatch.cli._why_not import Answer, judge_all, remember
-from midwatch.core import CheckpointError, format_bytes
+from midwatch.core import EXIT_DATA, EXIT_OK, CheckpointError, format_bytes
 
 _USABLE = ("verified", "committed")
 _path = click.argument("path", metavar="[PATH]", required=False, type=click.Path(path_type=Path))
@@ -90,7 +90,7 @@ def verify(path: Path | None, selection: str | None, quick: bool, is_json: bool)
             _show_report(report)
         if not reports:
             say(f"no committed checkpoint in {plain(place.root)}", fg="yellow")
-    sys.exit(0 if is_ok else 65)
+    sys.exit(EXIT_OK if is_ok else EXIT_DATA)
 
 
 def _to_verify(place: Place, selection: str | None) -> list[Path]:
@@ -219,7 +219,7 @@ def why_not(path: Path | None, selection: str | None, quick: bool, is_json: bool
         for answer in shown:
             _show_answer(answer)
     is_good = any(a.would_resume for a in shown) if chosen is None else all(a.is_usable for a in shown)
-    sys.exit(0 if shown and is_good else 65)
+    sys.exit(EXIT_OK if shown and is_good else EXIT_DATA)
 
 
 def _show_answer(answer: Answer) -> None:
@@ -239,4 +239,4 @@ def _show_missing(place: Place, selection: str, error: CheckpointError, *, is_js
         say(f"[{error.code}] {plain(error.message)}: never saved, or removed by checkpoint.keep_last", fg="red")
         for line in history:
             say(f"  {plain(line)}")
-    sys.exit(65)
+    sys.exit(EXIT_DATA)

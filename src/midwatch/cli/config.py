@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from midwatch.cli._output import exits, json_option, plain, say, show_json, table
-from midwatch.config import config_hash, flatten_config, read_rank_env, resolve_paths, trace_config
+from midwatch.config import Origin, config_hash, flatten_config, read_rank_env, resolve_paths, trace_config
 
 
 @click.group("config", short_help="Show the configuration midwatch would use.")
@@ -57,6 +57,5 @@ def _shown(value: object) -> str:
     return json.dumps(plain_value, ensure_ascii=False, default=str)
 
 
-def _where(found: msgspec.Struct) -> tuple[str, str]:
-    values = msgspec.structs.asdict(found)
-    return values["kind"], values["where"]
+def _where(found: Origin) -> tuple[str, str]:
+    return found.kind, found.where

@@ -12,7 +12,7 @@ from midwatch.checkpoint.format import list_checkpoints
 from midwatch.cli._checks import Finding, examine
 from midwatch.cli._output import exits, json_option, plain, say, show_json
 from midwatch.config import load_config, read_rank_env, resolve_paths
-from midwatch.core import format_bytes
+from midwatch.core import EXIT_FAILED, EXIT_OK, format_bytes
 
 BYTES_PER_PARAM = 12
 """32-bit weights and Adam's two 32-bit moments; 16-bit weights with a 32-bit master copy need a little more."""
@@ -52,7 +52,7 @@ def command(
         show_json({"ok": is_ok, "run_dir": str(run_dir), "checkpoint_bytes": size, "findings": findings})
     else:
         _show(findings, size, is_ok=is_ok)
-    sys.exit(0 if is_ok else 1)
+    sys.exit(EXIT_OK if is_ok else EXIT_FAILED)
 
 
 def _newest_size(checkpoints: Path, run_dir: Path) -> int:

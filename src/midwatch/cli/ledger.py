@@ -15,6 +15,7 @@ from midwatch.audit import LedgerLine, LedgerReport, merged, read_ledger, verify
 from midwatch.cli._output import exits, json_option, plain, say, show_json, when
 from midwatch.cli._places import run_argument, run_folder
 from midwatch.config import load_config, resolve_paths
+from midwatch.core import EXIT_DATA, EXIT_OK
 
 
 @click.group("ledger", short_help="Read the record of a run and check it.")
@@ -114,7 +115,7 @@ def _finish(
     if is_json:
         files = [{**msgspec.structs.asdict(report), "ok": report.is_ok} for report in reports]
         show_json({"ok": is_ok, "files": files, **(extra or {})})
-        sys.exit(0 if is_ok else 65)
+        sys.exit(EXIT_OK if is_ok else EXIT_DATA)
     for report in reports:
         say(f"{plain(Path(report.file).name)}: {report.lines} lines, head {report.head[:16]}")
     for note in notes:
@@ -122,4 +123,4 @@ def _finish(
     for message in messages:
         say(f"[LG101] {plain(message)}", fg="red")
     say("the record is whole" if is_ok else "THE RECORD IS BROKEN", fg="green" if is_ok else "red")
-    sys.exit(0 if is_ok else 65)
+    sys.exit(EXIT_OK if is_ok else EXIT_DATA)

@@ -1,11 +1,13 @@
 """``midwatch``: the group of all verbs. Each verb is one file beside this one and is loaded only when it is called.
 
 Conventions of all verbs: with ``--json`` stdout carries exactly one JSON document, also for an error; sentences for
-people go to stderr then. A ``MidwatchError`` becomes its message on stderr and its exit code, never a traceback.
+people go to stderr then. A ``MidwatchError``, or a file that the system refuses, becomes a message on stderr and an exit
+code, never a traceback.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 from collections.abc import Iterator, MutableMapping
@@ -73,6 +75,13 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except MidwatchError as error:
             _fail(ctx, error)
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # our reader has gone: click ends quietly
+            # Loaded only when it is needed: most calls only show something.
+            from midwatch.storage import as_storage_error
+
+            _fail(ctx, as_storage_error(error, "the command was broken off"))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -45,7 +45,7 @@ def _ask(folder: Path) -> tuple[dict[str, Any] | None, str]:
     if not (folder / "supervisor" / "coordinator.json").exists():
         return None, "not supervised, or ended"
     # aiohttp is loaded only when there is somebody to ask.
-    from midwatch.supervise.joining import fetch_status
+    from midwatch.supervise import fetch_status
 
     try:
         return fetch_status(folder), ""

@@ -38,10 +38,6 @@ class DeadlineLearner:
         self._seen = 0
         self._learned: float | None = None
 
-    @property
-    def steps_seen(self) -> int:
-        return self._seen
-
     def observe(self, step_time_s: float) -> None:
         """One step took this long, time in long phases taken off."""
         self._times.append(max(0.0, step_time_s))

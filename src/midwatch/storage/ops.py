@@ -15,8 +15,6 @@ from pathlib import Path
 Observer = Callable[[str, str], None]
 """Called as ``observer(operation, path)``; for operations on two paths the text is ``"source -> target"``."""
 
-OPERATIONS = ("create", "write", "fsync_file", "fsync_dir", "rename", "link", "symlink", "mkdir", "unlink", "rmdir")
-
 DIRECT_ALIGNMENT = 4096
 """O_DIRECT wants offset, length and address in multiples of the logical block; 4096 is enough for every common disk."""
 

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from midwatch.testing.clock import FakeClock
-    from midwatch.testing.corrupt import Damage, flip_bit, remove_shard, swap_in_shard, swap_ranks, truncate, zero_block
+    from midwatch.testing.corrupt import (
+        Damage,
+        add_rank,
+        flip_bit,
+        remove_shard,
+        swap_in_shard,
+        swap_ranks,
+        truncate,
+        zero_block,
+    )
     from midwatch.testing.faultplan import Fault, FaultPlan, Firing, load_plan
     from midwatch.testing.ioshim import Injury, IoShim, SimulatedDeath
 
@@ -22,6 +31,7 @@ __all__ = [
     "Injury",
     "IoShim",
     "SimulatedDeath",
+    "add_rank",
     "flip_bit",
     "load_plan",
     "remove_shard",
@@ -34,7 +44,8 @@ __all__ = [
 _HOMES = {
     "FakeClock": "clock",
     **dict.fromkeys(
-        ("Damage", "flip_bit", "remove_shard", "swap_in_shard", "swap_ranks", "truncate", "zero_block"), "corrupt"
+        ("Damage", "add_rank", "flip_bit", "remove_shard", "swap_in_shard", "swap_ranks", "truncate", "zero_block"),
+        "corrupt",
     ),
     **dict.fromkeys(("Fault", "FaultPlan", "Firing", "load_plan"), "faultplan"),
     **dict.fromkeys(("Injury", "IoShim", "SimulatedDeath"), "ioshim"),

@@ -52,6 +52,11 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
         """
         return self.attempt, self.step
 
+    @property
+    def preference(self) -> tuple[bool, tuple[int, int]]:
+        """Sorts checkpoints by how gladly a resume takes them: any verified one before a merely committed one."""
+        return self.state == "verified", self.order
+
 
 class QuarantineReason(msgspec.Struct, frozen=True, kw_only=True):
     """``REASON.json`` in a quarantined folder."""
@@ -177,8 +182,9 @@ def candidates(root: Path, *, run_dir: Path | None = None) -> list[CheckpointInf
 
     Suspect, fenced, torn and quarantined ones are left out.
     """
-    sound = [info for info in list_checkpoints(root, run_dir=run_dir) if not info.is_suspect]
-    return [info for state in ("verified", "committed") for info in sound if info.state == state]
+    listed = list_checkpoints(root, run_dir=run_dir)
+    sound = [info for info in listed if info.state in ("verified", "committed") and not info.is_suspect]
+    return sorted(sound, key=lambda info: info.preference, reverse=True)
 
 
 def move_latest(root: Path, *, run_dir: Path | None = None) -> str:

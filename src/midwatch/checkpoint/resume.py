@@ -140,8 +140,8 @@ class Chooser:
         for tier, root in self._roots.items():
             self._set_damaged_aside(tier, root)
         found = [(info, tier) for tier, root in self._roots.items() for info in candidates(root, run_dir=self._run_dir)]
-        # Stable: of equal copies the first tier's comes first, and within a tier the verified ones do.
-        found.sort(key=lambda item: (item[0].state == "verified", item[0].order), reverse=True)
+        # Stable: of equal copies the first tier's comes first.
+        found.sort(key=lambda item: item[0].preference, reverse=True)
         return [_candidate(info, tier) for info, tier in found]
 
     def _set_damaged_aside(self, tier: str, root: Path) -> None:

@@ -34,8 +34,7 @@ def judge_all(place: Place, *, deep: bool) -> list[tuple[Answer, CheckpointInfo]
         deep: Read every byte of the usable ones; without it a damaged one may pass.
     """
     listed = list_checkpoints(place.root, run_dir=place.run_dir)
-    # The order in which a resume tries them: verified before committed, newest first.
-    tried = sorted(listed, key=lambda info: (info.state == "verified", info.order), reverse=True)
+    tried = sorted(listed, key=lambda info: info.preference, reverse=True)
     run = _run_id(place)
     winner = ""
     found: dict[str, Answer] = {}

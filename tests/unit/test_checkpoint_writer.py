@@ -121,6 +121,22 @@ def test_it_never_outlives_its_rank(is_held_open: bool) -> None:
         os.kill(child_pid, signal.SIGKILL)
 
 
+def test_a_writer_that_hangs_in_the_kernel_is_a_failed_save(run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("midwatch.checkpoint.writer.EXIT_TIMEOUT_S", 0.05)
+    client = WriterClient()
+    client.start()
+    process = client._process
+    process.send_signal(signal.SIGSTOP)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(process, "kill", lambda: None)
+            client.submit(run.job(10, 0))
+            assert client.close(0.05)[-1].error_code == "CK302"
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_frames_are_cut_wherever_the_stream_breaks() -> None:
     event = SaveEvent(name="step-00000001-a0001", step=1, state="persisted")
     data = encode_frame(event) * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
@@ -199,7 +200,8 @@ class WriterClient:
     def _kill(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait(EXIT_TIMEOUT_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel; training must not for it
+                self._process.wait(EXIT_TIMEOUT_S)
 
     def close(self, timeout_s: float) -> list[SaveEvent]:
         """Let the saves in flight finish, then end the process.
@@ -207,7 +209,7 @@ class WriterClient:
         Returns:
             The last events; jobs that did not finish within ``timeout_s`` are reported as failed.
 
-        Blocking: ``timeout_s`` plus at most ``EXIT_TIMEOUT_S`` twice.
+        Blocking: ``timeout_s`` plus at most ``EXIT_TIMEOUT_S``; four times that for a writer that SIGKILL does not end.
         """
         deadline = time.monotonic() + timeout_s
         events: list[SaveEvent] = []

@@ -75,6 +75,14 @@ INNER = {
 }
 """Who still reaches past a room's door, and to what; to become shorter, never longer."""
 
+WALL_CLOCK = {
+    "checkpoint/saver.py",
+    "cli/_checks.py",  # examines this host's clock
+    "supervise/coordinator.py",
+    "supervise/prepare.py",
+}
+"""Who still reads the wall clock without ``core.clock``; to become shorter, never longer."""
+
 ROOMS = ["core", "config", "storage", "pulse", "faults", "audit", "checkpoint", "checkpoint.format", "train", "testing"]
 
 
@@ -154,6 +162,12 @@ def test_only_listed_modules_speak_to_the_outside() -> None:
     assert {name for name in found if not name.startswith("testing/")} - set(OUTSIDE) == set()
     stale = {name for name in OUTSIDE if (PACKAGE / name).exists()} - found
     assert stale <= {"supervise/agent.py"}, "listed, but does not need it"
+
+
+def test_the_wall_clock_is_read_in_one_place() -> None:
+    words = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.datetime.now")
+    found = {name_of(path) for path, tree in TREES.items() for call in calls(tree) if dotted(call.func) in words}
+    assert {name for name in found if not name.startswith(("core/", "testing/"))} <= WALL_CLOCK
 
 
 def test_no_program_is_started_through_a_shell() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -12,7 +11,7 @@ import msgspec
 from midwatch.checkpoint.board import BOARD_FOLDER
 from midwatch.checkpoint.manifest import MANIFEST_FILE, REASON_FILE, SUSPECT_FILE, Manifest, decode_manifest
 from midwatch.checkpoint.verify import Problem, read_mark
-from midwatch.core import CheckpointError, CheckpointName, parse_checkpoint_name
+from midwatch.core import SYSTEM_CLOCK, CheckpointError, CheckpointName, parse_checkpoint_name
 from midwatch.storage import canonical_json, late_commits, ops, replace_symlink, write_atomic
 
 PARTIAL_SUFFIX = ".partial"
@@ -216,7 +215,8 @@ def quarantine(
         The new place.
     """
     source = root / name
-    record = QuarantineReason(name=name, reason=reason, quarantined_ns=time.time_ns(), problems=tuple(problems[:64]))
+    now_ns = SYSTEM_CLOCK.wall_ns()
+    record = QuarantineReason(name=name, reason=reason, quarantined_ns=now_ns, problems=tuple(problems[:64]))
     write_atomic(source / REASON_FILE, canonical_json(record) + b"\n")
     ops.make_dirs(root / QUARANTINE)
     target = _free_place(root / QUARANTINE, name)
@@ -244,7 +244,8 @@ def _free_place(folder: Path, name: str) -> Path:
 
 def mark_suspect(root: Path, name: str, reason: str, *, run_dir: Path | None = None) -> None:
     """Flag a checkpoint whose contents, though intact, are not to be trusted; ``latest`` passes over it from now on."""
-    write_atomic(root / name / SUSPECT_FILE, canonical_json({"reason": reason, "marked_ns": time.time_ns()}) + b"\n")
+    record = {"reason": reason, "marked_ns": SYSTEM_CLOCK.wall_ns()}
+    write_atomic(root / name / SUSPECT_FILE, canonical_json(record) + b"\n")
     _repair_latest(root, run_dir)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -35,7 +34,14 @@ from midwatch.checkpoint.manifest import (
 )
 from midwatch.checkpoint.retain import plan_retention
 from midwatch.checkpoint.verify import shard_problems, verify_checkpoint
-from midwatch.core import CheckpointError, FencedError, MidwatchError, StorageError, parse_checkpoint_name
+from midwatch.core import (
+    SYSTEM_CLOCK,
+    CheckpointError,
+    FencedError,
+    MidwatchError,
+    StorageError,
+    parse_checkpoint_name,
+)
 from midwatch.storage import Fence, check_space, chunk_digest, ops, root_digest, sha256_hex, write_atomic
 
 DIRECT_FROM_BYTES = 2**24
@@ -256,7 +262,10 @@ class CommitProtocol:
             raise CheckpointError(first.code, f"{self.final / first.file}: {first.message}")
         self._fence.check()
         mark = VerifiedMark(
-            name=manifest.name, manifest_digest=manifest.digest, verified_ns=time.time_ns(), ranks=self._ranks
+            name=manifest.name,
+            manifest_digest=manifest.digest,
+            verified_ns=SYSTEM_CLOCK.wall_ns(),
+            ranks=self._ranks,
         )
         write_atomic(self.final / VERIFIED_FILE, encode_record(msgspec.structs.replace(mark, digest=seal(mark))))
         self.board.post(self._committed_mark.replace("committed", "marked"))

@@ -14,13 +14,12 @@ from __future__ import annotations
 import os
 import re
 import socket
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from midwatch.core import FencedError, attempt_name, parse_checkpoint_name
+from midwatch.core import SYSTEM_CLOCK, FencedError, attempt_name, parse_checkpoint_name
 from midwatch.storage import ops
 from midwatch.storage.atomic import canonical_json, create_exclusive
 
@@ -94,7 +93,7 @@ def _write_claim(run_dir: Path, run: str, attempt: int, inventory: Sequence[str]
     claim = AttemptClaim(
         attempt=attempt,
         run=run,
-        claimed_ns=time.time_ns(),
+        claimed_ns=SYSTEM_CLOCK.wall_ns(),
         holder=Holder(host=socket.gethostname(), pid=os.getpid()),
         inventory=tuple(sorted(inventory)),
     )

@@ -34,6 +34,7 @@ FAULT_RANK, FAULT_STEP, STEPS = 1, 40, 80
 EXIT_FAULTS = ("kill9", "segv", "raise", "raise_slowpeer", "exit3", "exit0", "oom_as", "oom_cgroup", "orphan")
 LAUNCHER_FAULTS = ("launcher_kill9", "launcher_term", "launcher_term_stuck")
 HANG_FAULTS = ("sigstop", "hang_sleep", "hang_gil", "hang_hbthread")
+NOBODY_TO_BLAME = ("none", "longpause", *LAUNCHER_FAULTS)
 FAULTS = {
     "none": "no fault: must finish without a restart",
     "kill9": "SIGKILL to self",
@@ -68,6 +69,7 @@ class Cell:
     train_s: float | None = None
     detect_s: float | None = None
     blamed: int | None = None
+    blamed_node: str | None = None
     confidence: str = ""
     fault_class: str = ""
     deadline_s: float | None = None
@@ -80,6 +82,8 @@ class Cell:
 
     @property
     def is_culprit_right(self) -> bool:
+        if self.fault == "node_agent_kill9":
+            return self.blamed is None and bool(self.blamed_node)
         return self.blamed == FAULT_RANK
 
 
@@ -103,8 +107,13 @@ def tagged(tag: str) -> Iterator[tuple[int, str]]:
             continue
 
 
-def shared_memory() -> set[str]:
-    return {str(path) for path in Path("/dev/shm").glob("midwatch-*")}
+def midwatch_tag_of(pid: int) -> str:
+    """What this launcher's processes and shared memory are named by, read off a living rank."""
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return next((word.decode().partition("=")[2] for word in words if word.startswith(b"MIDWATCH_TAG=")), "")
 
 
 def events_of(folder: Path) -> list[dict]:
@@ -129,7 +138,7 @@ class Trial:
         self.run_dir = self.dir / "run"
         self.tag = f"BENCH_FAULTS_TAG={self.dir.name}"
         self.fault_t: float | None = None
-        self.shm_before = shared_memory()
+        self.midwatch_tag = ""
 
     def command(self) -> list[str]:
         train = [str(WORKER), "--dir", str(self.dir), "--steps", str(STEPS), "--fault", self.cell.fault]
@@ -162,6 +171,8 @@ class Trial:
         while time.time() < end:
             time.sleep(0.02)
             events = events_of(self.dir)
+            if events and not self.midwatch_tag:
+                self.midwatch_tag = midwatch_tag_of(events[0]["pid"])
             self.hurt_launcher(process, events)
             self.note(events)
             if process.poll() is not None:
@@ -197,7 +208,8 @@ class Trial:
         if self.cell.rc is not None:
             time.sleep(1.0)  # the promise is: gone within a second of the launcher's end
             self.cell.leftovers = [f"{pid} {command}" for pid, command in tagged(self.tag)]
-            self.cell.leftovers += sorted(shared_memory() - self.shm_before)
+            if self.midwatch_tag:
+                self.cell.leftovers += [str(path) for path in Path("/dev/shm").glob(f"midwatch-{self.midwatch_tag}-*")]
         else:
             process.terminate()
             try:
@@ -230,7 +242,7 @@ class Trial:
         if verdicts:
             verdict = json.loads(verdicts[0].read_text())
             self.cell.blamed, self.cell.confidence = verdict["root_rank"], verdict["confidence"]
-            self.cell.fault_class = verdict["fault_class"]
+            self.cell.fault_class, self.cell.blamed_node = verdict["fault_class"], verdict["root_node"]
         ledger = self.run_dir / "ledger" / "coordinator.jsonl"
         if not ledger.exists() or self.fault_t is None:
             return
@@ -299,10 +311,6 @@ def broken_bars(fault: str, theirs: list[Cell], ours: list[Cell]) -> Iterator[st
         return
     if fault.startswith("launcher"):
         return
-    if fault == "node_agent_kill9":
-        if any(c.train_s is None for c in ours):
-            yield "did not recover"
-        return
     if not all(c.is_culprit_right for c in ours):
         yield "culprit wrong"
     if any(c.train_s is None for c in ours) and fault != "determ":
@@ -336,9 +344,9 @@ def median(values: Iterator[float | None]) -> str:
 
 
 def blames(cells: list[Cell]) -> str:
-    return ", ".join(
-        sorted({"-" if c.blamed is None else f"{c.blamed}{'' if c.is_culprit_right else ' WRONG'}" for c in cells})
-    )
+    named = {c.blamed_node if c.fault == "node_agent_kill9" else c.blamed for c in cells}
+    is_right = all(c.is_culprit_right or c.fault in NOBODY_TO_BLAME for c in cells)
+    return ", ".join(sorted("-" if who is None else str(who) for who in named)) + ("" if is_right else " WRONG")
 
 
 def restarts(count: int) -> int:

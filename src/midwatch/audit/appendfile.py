@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from midwatch.core import LedgerError, StorageError
-from midwatch.storage import as_storage_error
+from midwatch.storage import as_storage_error, ops
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class AppendFile:
         self.path = path
         self._is_broken = False
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._fd = ops.open_append(path)
         except OSError as error:
             raise as_storage_error(error, f"cannot open {path}") from error
         try:
@@ -66,11 +66,11 @@ class AppendFile:
         if self._is_broken:
             raise StorageError("ST103", f"{self.path} could not be repaired after a failed write", path=str(self.path))
         try:
-            count = os.write(self._fd, data)
+            count = ops.append(self._fd, self.path, data)
             if count != len(data):
                 raise OSError(errno.ENOSPC, f"only {count} of {len(data)} bytes written")
             if is_durable:
-                os.fsync(self._fd)
+                ops.sync_file(self._fd, self.path)
         except OSError as error:
             self._roll_back()
             raise as_storage_error(error, f"cannot append to {self.path}") from error
@@ -79,8 +79,8 @@ class AppendFile:
     def cut(self, size_bytes: int) -> None:
         """Shorten the file, durably."""
         try:
-            os.ftruncate(self._fd, size_bytes)
-            os.fsync(self._fd)
+            ops.cut_file(self._fd, self.path, size_bytes)
+            ops.sync_file(self._fd, self.path)
         except OSError as error:
             raise as_storage_error(error, f"cannot cut {self.path}") from error
         self.size_bytes = size_bytes
@@ -93,7 +93,7 @@ class AppendFile:
 
     def _roll_back(self) -> None:
         try:
-            os.ftruncate(self._fd, self.size_bytes)
+            ops.cut_file(self._fd, self.path, self.size_bytes)
         except OSError:
             # The next open finds the half line and sets it aside; until then nothing may follow it.
             self._is_broken = True

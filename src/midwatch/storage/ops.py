@@ -67,8 +67,7 @@ class OutputFile:
 
     def sync(self) -> None:
         """Durable when it returns; after a failure the file must be thrown away, a second try would lie."""
-        _notice("fsync_file", self.path)
-        os.fsync(self._fd)
+        sync_file(self._fd, self.path)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -80,6 +79,31 @@ class OutputFile:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def open_append(path: Path, *, mode: int = 0o644) -> int:
+    """A descriptor for reading and appending; the file is made if it is not there, and the caller syncs the folder."""
+    if not path.exists():
+        _notice("create", path)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
+
+
+def append(fd: int, path: Path, data: bytes) -> int:
+    """One write at the end; returns the bytes that went out, which a full disk makes fewer."""
+    _notice("append", path)
+    return os.write(fd, data)
+
+
+def sync_file(fd: int, path: Path) -> None:
+    """Make an open file's bytes durable."""
+    _notice("fsync_file", path)
+    os.fsync(fd)
+
+
+def cut_file(fd: int, path: Path, size_bytes: int) -> None:
+    """Shorten an open file; the caller syncs it."""
+    _notice("truncate", path)
+    os.ftruncate(fd, size_bytes)
 
 
 def set_direct(fd: int, is_direct: bool) -> bool:

@@ -34,7 +34,8 @@ class PowerCut(IoShim):
         self._graveyard = graveyard
         self._graves = 0
         self._undo: list[tuple[_Identity, Callable[[], object]]] = []
-        self._dirty: set[_Identity] = set()
+        self._dirty: dict[_Identity, int] = {}
+        """Files with bytes that were not synced, and how many had been."""
 
     def observed(self, operation: Operation) -> None:
         """Note how to undo the operation that is about to be done, or forget what it makes durable."""
@@ -48,8 +49,8 @@ class PowerCut(IoShim):
             for _, undo in reversed(self._undo):
                 undo()
         for path in self._watched.rglob("*"):
-            if path.is_file() and not path.is_symlink() and _identity(path) in self._dirty:
-                os.truncate(path, 0)
+            if path.is_file() and not path.is_symlink() and (durable := self._dirty.get(_identity(path))) is not None:
+                os.truncate(path, durable)
 
     def _pend(self, folder: Path, undo: Callable[[], object]) -> None:
         self._undo.append((_identity(folder), undo))
@@ -58,10 +59,16 @@ class PowerCut(IoShim):
         self._pend(path.parent, lambda: path.unlink(missing_ok=True))
 
     def _on_write(self, path: Path) -> None:
-        self._dirty.add(_identity(path))
+        self._dirty.setdefault(_identity(path), 0)
+
+    def _on_append(self, path: Path) -> None:
+        self._dirty.setdefault(_identity(path), path.stat().st_size)
+
+    def _on_truncate(self, path: Path) -> None:
+        """Taken to last at once: what the kernel could bring back was torn anyway."""
 
     def _on_fsync_file(self, path: Path) -> None:
-        self._dirty.discard(_identity(path))
+        self._dirty.pop(_identity(path), None)
 
     def _on_fsync_dir(self, path: Path) -> None:
         durable = _identity(path)

@@ -58,36 +58,36 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
         return math.prod(self.shape) * ITEM_SIZES[self.dtype]
 
 
-class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
+class TensorEntry(TensorSpec, frozen=True, kw_only=True):
     """A spec with its place: ``begin`` and ``end`` count from the start of the data area, not of the file."""
 
-    key: str
-    dtype: str
-    shape: tuple[int, ...]
-    offsets: tuple[int, ...]
-    global_shape: tuple[int, ...]
     begin: int
     end: int
 
 
-class ShardIdentity(msgspec.Struct, frozen=True, kw_only=True):
+class Owned(msgspec.Struct, frozen=True, kw_only=True):
+    """Whatever belongs to one rank of one save."""
+
+    run: str
+    attempt: int
+    step: int
+    rank: int
+    world_size: int
+
+    @property
+    def owner(self) -> tuple[str, int, int, int, int]:
+        """What must agree between shard, receipt and manifest."""
+        return self.run, self.attempt, self.step, self.rank, self.world_size
+
+
+class ShardIdentity(Owned, frozen=True, kw_only=True):
     """Whose shard a file is; in its header under ``midwatch``.
 
     ``global_shapes`` holds only the tensors whose global shape differs from their shape in this file.
     """
 
     format_version: int = FORMAT_VERSION
-    run: str
-    attempt: int
-    step: int
-    rank: int
-    world_size: int
     global_shapes: dict[str, tuple[int, ...]] = {}
-
-    @property
-    def owner(self) -> tuple[str, int, int, int, int]:
-        """What must agree between shard, receipt and manifest."""
-        return self.run, self.attempt, self.step, self.rank, self.world_size
 
 
 class ImagePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +160,7 @@ def _check_specs(tensors: Sequence[TensorSpec]) -> None:
         seen.add(spec.key)
 
 
-def _is_placed(spec: TensorSpec | TensorEntry) -> bool:
+def _is_placed(spec: TensorSpec) -> bool:
     if not len(spec.shape) == len(spec.offsets) == len(spec.global_shape):
         return False
     return all(

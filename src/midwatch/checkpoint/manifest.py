@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from midwatch.checkpoint.image import FORMAT_VERSION, TensorEntry
+from midwatch.checkpoint.image import FORMAT_VERSION, Owned, TensorEntry
 from midwatch.core import CheckpointError, CheckpointName
 from midwatch.storage import CHUNK_BYTES, canonical_json, sha256_hex
 
@@ -28,15 +28,10 @@ def receipt_file(rank: int) -> str:
     return f"rank-{rank:05d}.receipt.json"
 
 
-class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+class Receipt(Owned, frozen=True, kw_only=True):
     """What one rank wrote: sizes and digests of the *staged* bytes, taken before the file system saw them."""
 
     format_version: int = FORMAT_VERSION
-    run: str
-    attempt: int
-    step: int
-    rank: int
-    world_size: int
     file: str
     size_bytes: int
     chunk_bytes: int = CHUNK_BYTES
@@ -44,11 +39,6 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     entries: tuple[TensorEntry, ...]
     sections: tuple[str, ...] = ()
-
-    @property
-    def owner(self) -> tuple[str, int, int, int, int]:
-        """What must agree between shard, receipt and manifest."""
-        return self.run, self.attempt, self.step, self.rank, self.world_size
 
     @property
     def data_start(self) -> int:
@@ -92,10 +82,10 @@ class ManifestDraft(msgspec.Struct, frozen=True, kw_only=True):
     save_optimizer: bool = True
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """``MANIFEST.json``. ``digest`` is SHA-256 over the canonical JSON with an empty ``digest``.
+class Manifest(ManifestDraft, frozen=True, kw_only=True):
+    """``MANIFEST.json``: the draft, and what the receipts say.
 
-    A NaN loss is stored as null.
+    ``digest`` is SHA-256 over the canonical JSON with an empty ``digest``. A NaN loss is stored as null.
     """
 
     format: str = FORMAT_NAME
@@ -103,19 +93,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     attempt: int
     step: int
-    created_ns: int
     world_size: int
     chunk_bytes: int = CHUNK_BYTES
-    loss: float | None = None
-    metrics: dict[str, float | None] = {}
-    config_hash: str = ""
-    code_hash: str = ""
-    parent: str = ""
-    ledger_head: str = ""
     files: tuple[FileRecord, ...]
     tensors: dict[str, TensorRecord]
-    sections: dict[str, bool] = {}
-    save_optimizer: bool = True
     digest: str = ""
 
     @property

@@ -78,8 +78,7 @@ def _by_state(evidence: Evidence, alive: Sequence[Living]) -> Located | None:
             if any(one.rank.steps_advanced for one in alive) or evidence.has_advanced:
                 continue
         if stuck:
-            reasons = tuple(f"process state {state}" for _ in stuck[:1])
-            suspects = share([one.rank for one in stuck], reasons)
+            suspects = share([one.rank for one in stuck], (f"process state {state}",))
             lines = tuple(f"rank {one.rank.rank}: process state {state}{_stack_text(one)}" for one in stuck)
             return pick(
                 fault_class,

@@ -23,8 +23,6 @@ def node_joined(core: Core, event: NodeJoined) -> None:
         _settle_in(core)
     elif core.is_live:
         _joined_while_live(core, event, is_restarted=arrival == "restarted" and event.running_attempt != current)
-    elif core.state == "backing_off" and "backoff" not in core.timers:
-        launching.proceed(core)
 
 
 def _stop_leftover(core: Core, attempt: int) -> None:

@@ -110,9 +110,12 @@ class Demo:
             # SIGTERM is a stop request to `midwatch run`, which ends everything it started.
             guard = threading.Timer(RUN_TIMEOUT_S, process.terminate)
             guard.start()
-            for line in process.stdout or ():
-                self._pass_on(line.rstrip(), time.monotonic() - began)
-            guard.cancel()
+            try:
+                for line in process.stdout or ():
+                    self._pass_on(line.rstrip(), time.monotonic() - began)
+            finally:
+                # Also when interrupted: a waiting timer would keep this process.
+                guard.cancel()
         if process.returncode != 0:
             self._console.print(f"the {name} run ended with exit code {process.returncode}", style="bold red")
         return time.monotonic() - began

@@ -184,7 +184,7 @@ def test_the_arena_is_private_reused_and_removed(tmp_path: Path) -> None:
     assert arena.reserve(1000)
     assert not arena.reserve(1000)
     assert arena.path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(FileExistsError):
+    with pytest.raises(StorageError, match="File exists"):
         Arena("test", 0, folder=tmp_path).reserve(10)
     arena.close()
     assert not arena.path.exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from midwatch.config import Config, RankEnv, RunConfig, load_config, read_rank_env, resolve_paths
+from midwatch.config import Config, RankEnv, RunConfig, expand_path, load_config, read_rank_env, resolve_paths
 from midwatch.core import ConfigError
 
 SUPERVISED = {
@@ -107,3 +107,22 @@ def test_a_variable_that_is_not_set_does_not_become_a_folder_name(monkeypatch: p
     with pytest.raises(ConfigError) as caught:
         resolve_paths(Config(run=RunConfig(dir="$SCRATCH/run")))
     assert caught.value.code == "CF102"
+
+
+def test_a_home_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError) as caught:
+        expand_path("checkpoint.dir", "~nobody-of-this-name/x")
+    assert caught.value.code == "CF102"
+    assert "checkpoint.dir" in caught.value.message
+
+
+def test_a_local_tier_inside_the_shared_one_is_found_through_variables_and_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "link").symlink_to("shared")
+    monkeypatch.setenv("MIDWATCH_TEST_PLACE", str(tmp_path / "shared"))
+    for local in ("$MIDWATCH_TEST_PLACE/local", str(tmp_path / "link")):
+        with pytest.raises(ConfigError) as caught:
+            load_config({"checkpoint": {"dir": str(tmp_path / "shared"), "local_dir": local}})
+        assert caught.value.code == "CF106"

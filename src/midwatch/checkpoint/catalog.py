@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -193,8 +194,14 @@ def move_latest(root: Path, *, run_dir: Path | None = None) -> str:
 
 
 def point_latest(root: Path, name: str) -> str:
-    """Point ``latest`` to a name (relative, so that the folder can be moved); empty removes it."""
+    """Point ``latest`` to a name (relative, so that the folder can be moved); empty removes it.
+
+    Raises:
+        OSError: Also when a file or folder that is not a link has taken its place, which a copying tool may leave.
+    """
     link = root / LATEST
+    if link.exists() and not link.is_symlink():
+        raise FileExistsError(errno.EEXIST, "not a link: move it away", str(link))
     current = str(link.readlink()) if link.is_symlink() else ""
     if name and current != name:
         replace_symlink(link, name)

@@ -272,21 +272,28 @@ class CommitProtocol:
 
     # --- steps 10 and 11 ------------------------------------------------------------------------------------------
 
-    def publish(self) -> tuple[str, ...]:
-        """The leader moves ``latest`` and prunes; other ranks have nothing to do.
-
-        Returns:
-            Names of the checkpoints that retention removed.
+    def publish(self) -> None:
+        """The leader moves ``latest``; other ranks, and a local tier, have nothing to do.
 
         Raises:
             FencedError: CK401.
             OSError: The checkpoint itself is verified all the same; the next save tries again.
         """
+        if self.is_leader and self.tier == "shared":
+            self._fence.check()
+            move_latest(self.root, run_dir=Path(self.job.run_dir))
+
+    def retain(self) -> tuple[str, ...]:
+        """The leader prunes; other ranks have nothing to do.
+
+        Returns:
+            Names of the checkpoints that retention removed.
+
+        Raises:
+            As ``publish``.
+        """
         if not self.is_leader:
             return ()
-        self._fence.check()
-        if self.tier == "shared":
-            move_latest(self.root, run_dir=Path(self.job.run_dir))
         self._fence.check()
         pruned = self._prune()
         if self.tier == "shared":

@@ -15,6 +15,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     config_hash: str = ""
     code_hash: str = ""
     tag: str = ""
-    """Names the shared memory of this launch; empty: this process's number."""
+    """Names the shared memory of this launch; empty: a name of its own."""
     node_ranks: tuple[int, ...] = ()
     """Ranks on this node, who share ``local_dir``; empty: all of them."""

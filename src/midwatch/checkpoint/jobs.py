@@ -85,6 +85,10 @@ class SaveEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Checkpoints retention removed (committer only)."""
 
 
+GOODBYE = (0).to_bytes(4, "little")
+"""An empty frame: no job follows. A closed pipe says so too, unless a forked process still holds it open."""
+
+
 def encode_frame(message: SaveJob | SaveEvent) -> bytes:
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(4, "little") + body

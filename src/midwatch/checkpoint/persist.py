@@ -67,7 +67,7 @@ class Writer:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until stdin ends."""
+    """Serve until told goodbye, or stdin ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--parent", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -86,6 +86,8 @@ def _serve(writer: Writer) -> None:
     frames = FrameBuffer()
     while data := os.read(sys.stdin.fileno(), 1 << 20):
         for frame in frames.feed(data):
+            if not frame:
+                return
             writer.take(msgspec.msgpack.decode(frame, type=SaveJob))
 
 

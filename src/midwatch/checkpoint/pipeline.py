@@ -110,10 +110,17 @@ def _walk(
 
 def _publish(protocol: CommitProtocol) -> tuple[tuple[str, ...], MidwatchError | None]:
     """The checkpoint is verified; trouble with ``latest`` or old checkpoints is a warning, not a failed save."""
+    done = f"{protocol.job.name} is verified, but"
+    warning: MidwatchError | None = None
     try:
-        return protocol.publish(), None
+        protocol.publish()
     except OSError as error:
-        return (), as_storage_error(error, f"{protocol.job.name} is verified, but moving latest or pruning failed")
+        warning = as_storage_error(error, f"{done} latest was not moved")
+    # Readers do without the link, but nobody does without room: the one must not stop the other.
+    try:
+        return protocol.retain(), warning
+    except OSError as error:
+        return (), as_storage_error(error, f"{done} old checkpoints were not removed")
 
 
 def as_refusal(error: Exception, job: SaveJob) -> MidwatchError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from midwatch.checkpoint.manifest import ManifestDraft, sections_of
 from midwatch.checkpoint.stage import Arena
 from midwatch.checkpoint.tracked import Tracked
 from midwatch.checkpoint.writer import WriterClient
-from midwatch.config import CheckpointConfig
+from midwatch.config import CheckpointConfig, expand_path
 from midwatch.core import CheckpointError, CheckpointName, FencedError, MidwatchError, Recorder
 
 _log = logging.getLogger(__name__)
@@ -31,8 +32,10 @@ class Saver:
     def __init__(
         self, run_dir: Path, config: CheckpointConfig, identity: Identity, tracked: Tracked, recorder: Recorder
     ) -> None:
-        self.root = Path(config.dir) if config.dir else run_dir / "checkpoints"
-        self.local_root = Path(config.local_dir) if config.local_dir else None
+        # Absolute: the writer process and the claims' inventory must mean the same folder, wherever the script goes.
+        run_dir = run_dir.absolute()
+        self.root = expand_path("checkpoint.dir", config.dir) if config.dir else run_dir / "checkpoints"
+        self.local_root = expand_path("checkpoint.local_dir", config.local_dir) if config.local_dir else None
         self.last_failure: SaveEvent | None = None
         self.resumed_from = ""
         """Name of the checkpoint this attempt resumed from; retention leaves it alone."""
@@ -43,7 +46,8 @@ class Saver:
         self._identity = identity
         self._tracked = tracked
         self._recorder = recorder
-        self._arena = Arena(identity.tag or f"p{os.getpid()}", identity.rank)
+        # Not the process number alone: two savers may live in one process, and containers may share the memory.
+        self._arena = Arena(identity.tag or f"p{os.getpid()}-{secrets.token_hex(4)}", identity.rank)
         self._is_slot_busy = False
         self._writer = WriterClient()
         self._serial = 0
@@ -205,6 +209,9 @@ class Saver:
             _log.warning("save %s failed: [%s] %s", event.name, event.error_code, event.message)
         else:
             data.update(size_bytes=event.bytes, digest=event.digest)
+            if event.error_code:
+                data.update(code=event.error_code, message=event.message)
+                _log.warning("save %s: [%s] %s", event.name, event.error_code, event.message)
         if event.state == "committed":
             me = self._identity
             data.update(loss=self._losses.get(event.name), config_hash=me.config_hash, code_hash=me.code_hash)

@@ -21,6 +21,7 @@ import torch
 from midwatch.checkpoint.image import ImagePlan, TensorEntry
 from midwatch.checkpoint.layout import Piece, dtype_of
 from midwatch.core import StorageError, format_bytes
+from midwatch.storage import as_storage_error
 
 SHM_DIR = Path("/dev/shm")
 _NAME = re.compile(r"midwatch-.+-r\d{5}-s\d")
@@ -151,7 +152,10 @@ def _is_abandoned(path: Path) -> bool:
 
 def _create_locked(path: Path) -> int:
     for _ in range(3):
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise as_storage_error(error, "cannot make the staging memory of this rank") from error
         fcntl.flock(fd, fcntl.LOCK_EX)
         # Between creation and lock another rank's sweep may have taken it for an abandoned one.
         if os.fstat(fd).st_nlink:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from midwatch.checkpoint.board import fail_save
-from midwatch.checkpoint.jobs import FrameBuffer, SaveEvent, SaveJob, encode_frame
+from midwatch.checkpoint.jobs import GOODBYE, FrameBuffer, SaveEvent, SaveJob, encode_frame
 from midwatch.core import CheckpointError
 
 WRITER_MODULE = "midwatch.checkpoint.persist"
@@ -217,6 +217,7 @@ class WriterClient:
             events += self.poll(max(0.0, deadline - time.monotonic()))
         if self._process is not None:
             assert self._process.stdin is not None
+            self._send(GOODBYE)
             self._process.stdin.close()
             try:
                 self._process.wait(EXIT_TIMEOUT_S)

@@ -7,11 +7,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from datetime import date, time
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from midwatch.config.env import real_path
 from midwatch.config.redact import redact
 from midwatch.config.schema import Config
 
@@ -96,7 +96,7 @@ def contradictions(config: Config) -> Iterable[Problem]:
     if watch.floor_s > watch.phase_timeout_s:
         yield _pair("watch.floor_s", watch.floor_s, "watch.phase_timeout_s", watch.phase_timeout_s, "must not exceed")
     local, shared = checkpoint.local_dir, checkpoint.dir or f"{config.run.dir}/checkpoints"
-    if local and Path(local).absolute().is_relative_to(Path(shared).absolute()):
+    if local and real_path(local).is_relative_to(real_path(shared)):
         # The shared tier would list the local tier's folders as its own and the copy would overwrite its source.
         yield _pair("checkpoint.local_dir", local, "checkpoint.dir", shared, "must lie outside")
 

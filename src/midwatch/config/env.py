@@ -127,7 +127,20 @@ def expand_path(key: str, text: str) -> Path:
     expanded = os.path.expandvars(text)
     if "$" in expanded:
         raise ConfigError("CF102", f"{key} = {text!r}: must not use a variable that is not set", key=key, value=text)
-    return Path(expanded).expanduser().absolute()
+    try:
+        return Path(expanded).expanduser().absolute()
+    except RuntimeError as error:
+        raise ConfigError("CF102", f"{key} = {text!r}: must not name a home that is not there", key=key) from error
+
+
+def real_path(text: str) -> Path:
+    """Where a configured path leads on this machine, links followed; what cannot be expanded stays as it is."""
+    path = Path(os.path.expandvars(text))
+    try:
+        path = path.expanduser()
+    except RuntimeError:
+        pass  # nobody's home; using the path refuses it
+    return Path(os.path.realpath(path))
 
 
 def _integer(source: Mapping[str, str], name: str, default: int) -> int:

@@ -40,7 +40,8 @@ def check_space(path: Path, need_bytes: int) -> None:
     if space.free_bytes < need_bytes + RESERVE_BYTES:
         raise StorageError(
             "ST101",
-            f"{path} has {format_bytes(space.free_bytes)} free, {format_bytes(need_bytes)} needed",
+            f"{path} has {format_bytes(space.free_bytes)} free, {format_bytes(need_bytes)} needed and "
+            f"{format_bytes(RESERVE_BYTES)} to spare",
             path=str(path),
             free_bytes=space.free_bytes,
             need_bytes=need_bytes,

@@ -29,7 +29,7 @@ from midwatch.core import EXIT_FAILED, EXIT_REQUEUE, CheckpointError, SuperviseE
 from midwatch.pulse import Flag, NullPulse, PulseWriter, writer_from_env
 from midwatch.train.metrics import MetricLog
 from midwatch.train.session import Session, open_session
-from midwatch.train.settings import load_settings
+from midwatch.train.settings import fix_paths, load_settings
 from midwatch.train.signals import Signals
 
 CRASH_FLUSH_S = 10.0
@@ -71,6 +71,7 @@ class Run:
         self._began = 0.0
         self._saved_step: int | None = None
         self._is_closed = False
+        self._pid = os.getpid()
         self._requests = Flag(0)
         pulse.begin(os.getpid(), env.attempt)
         atexit.register(self._at_exit)
@@ -205,7 +206,7 @@ class Run:
         if self._opened is not None:
             return self._opened
         session = open_session(self.config, self._env, self._paths, self._params)
-        settings = self.config.checkpoint
+        settings = fix_paths(self.config.checkpoint, self._paths)
         checkpointer = Checkpointer(
             self._paths.run_dir, settings, identity=session.identity, recorder=session.recorder, pulse=self._pulse
         )
@@ -297,7 +298,8 @@ class Run:
         self._close(CRASH_FLUSH_S if is_crash else 2 * self.config.checkpoint.commit_timeout_s)
 
     def _close(self, flush_s: float) -> None:
-        if self._is_closed:
+        # A forked child inherits this object and its exit handler; writer, staging memory and books are the parent's.
+        if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
         atexit.unregister(self._at_exit)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from midwatch.config import Config, RankEnv, load_config
+from midwatch.config import CheckpointConfig, Config, RankEnv, RunPaths, load_config
 
 
 def load_settings(source: str | Path | Mapping[str, Any] | None, env: RankEnv) -> Config:
@@ -28,3 +28,11 @@ def load_settings(source: str | Path | Mapping[str, Any] | None, env: RankEnv) -
         departs = {key: value for key, value in table.items() if value != plain[section].get(key)}
         merged[section].update(departs)
     return load_config(merged)
+
+
+def fix_paths(config: CheckpointConfig, paths: RunPaths) -> CheckpointConfig:
+    """The same settings with the folders as they were understood at ``attach``: a later ``chdir`` changes nothing."""
+    local = paths.checkpoint_local_dir
+    return msgspec.structs.replace(
+        config, dir=str(paths.checkpoint_dir) if config.dir else "", local_dir="" if local is None else str(local)
+    )

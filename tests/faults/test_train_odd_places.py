@@ -1,0 +1,123 @@
+"""Odd folders, odd processes around the run: nothing is lost quietly, and what is refused is refused by name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import midwatch
+from midwatch.audit import read_ledger
+from midwatch.checkpoint import Checkpointer, Identity
+from midwatch.config import CheckpointConfig
+from midwatch.core import MidwatchError
+
+pytestmark = [pytest.mark.torch, pytest.mark.procs]
+
+
+def train(
+    run_dir: Path | str,
+    steps: int,
+    *,
+    each: Callable[[int], Any] = lambda _step: None,
+    mode: Any = "auto",
+    **checkpoint: Any,
+) -> int:
+    """A small run in this process, saved after every second step; returns its first step."""
+    model = torch.nn.Linear(2, 2)
+    run = midwatch.attach({"run": {"dir": str(run_dir)}, "checkpoint": {"interval": 2, **checkpoint}})
+    try:
+        run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), data=torch.nn.Identity())
+        start = run.resume(mode)
+        for step in run.steps(start, steps):
+            each(step)
+    finally:
+        run.close()
+    return start
+
+
+@pytest.mark.parametrize("place", ["$MIDWATCH_TEST_PLACE/saved", "~/saved", "saved"])
+def test_checkpoints_lie_where_the_configuration_says_and_are_resumed_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setenv("MIDWATCH_TEST_PLACE", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert train("run", 3, dir=place, local_dir=place.replace("saved", "near")) == 0
+    assert (tmp_path / "saved" / "latest").is_symlink()
+    assert (tmp_path / "near" / "step-00000002-a0001").is_dir()
+    assert train("run", 5, dir=place) == 3
+
+
+def test_a_script_that_changes_its_folder_saves_where_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    train("run", 7, dir="saved", each=lambda step: os.chdir(tmp_path / "elsewhere"))
+    assert (tmp_path / "saved" / "latest").readlink().name == "step-00000006-a0001"
+    monkeypatch.chdir(tmp_path)
+    assert train("run", 7, dir="saved") == 7
+
+
+def test_a_folder_in_the_place_of_latest_does_not_fill_the_disk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path, 3)
+    checkpoints = tmp_path / "checkpoints"
+    (checkpoints / "latest").unlink()
+    shutil.copytree(checkpoints / "step-00000002-a0001", checkpoints / "latest")
+    assert train(tmp_path, 21, keep_last=1) == 3
+    assert sorted(path.name for path in checkpoints.glob("step-*")) == ["step-00000002-a0001", "step-00000020-a0002"]
+    assert "not a link: move it away" in caplog.text
+    lines = list(read_ledger(tmp_path / "ledger" / "a0002-r00000.jsonl"))
+    assert all(line.data["code"] == "ST103" for line in lines if line.event == "checkpoint.verified")
+
+
+def test_a_forked_child_that_ends_leaves_the_run_alone(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, torch, midwatch\n"
+        f"run = midwatch.attach({{'run': {{'dir': {str(tmp_path / 'run')!r}}}, 'checkpoint': {{'interval': 2}}}})\n"
+        "run.track(model=torch.nn.Linear(2, 2))\n"
+        "for step in run.steps(run.resume(), 9):\n"
+        "    run.log(loss=step)\n"
+        "    if step == 3 and os.fork() == 0:\n"
+        "        sys.exit(0)\n"
+    )
+    subprocess.run([sys.executable, str(script)], check=True, timeout=120)
+    assert (tmp_path / "run" / "checkpoints" / "latest").readlink().name == "step-00000008-a0001"
+    assert (tmp_path / "run" / "metrics" / "a0001.jsonl").read_text().count('"step":3') == 1
+
+
+def test_two_savers_in_one_process_do_not_share_their_staging_memory(tmp_path: Path) -> None:
+    settings = CheckpointConfig(async_save=False)
+    savers = [Checkpointer(tmp_path / name, settings, identity=Identity(run=name)) for name in ("one", "two")]
+    for value, saver in enumerate(savers):
+        model = torch.nn.Linear(1, 1)
+        torch.nn.init.constant_(model.weight, value)
+        saver.track(model=model)
+        saver.prewarm()
+    for saver in savers:
+        saver.save(1)
+        saver.close()
+    for value, name in enumerate(("one", "two")):
+        model = torch.nn.Linear(1, 1)
+        again = Checkpointer(tmp_path / name, settings, identity=Identity(run=name))
+        again.track(model=model)
+        assert again.resume("must") is not None
+        again.close()
+        assert model.weight.item() == value
+
+
+def test_a_full_disk_is_told_with_the_reserve_that_must_stay(tmp_path: Path) -> None:
+    from midwatch.storage import check_space, free_space
+
+    with pytest.raises(MidwatchError, match=r"needed and 16\.8 MB to spare") as caught:
+        check_space(tmp_path, free_space(tmp_path).free_bytes)
+    assert caught.value.code == "ST101"

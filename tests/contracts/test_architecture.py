@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from midwatch.core import CODES
+from midwatch.faults import CLASSES
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "midwatch"
@@ -36,13 +37,14 @@ OUTSIDE = {
     "checkpoint/writer.py": "the writer process",
     "cli/_checks.py": "a trial of py-spy",
     "storage/fence.py": "the host name in a claim",
+    "supervise/address.py": "the listening socket and the own address",
     "supervise/agent.py": "ranks",
     "supervise/child.py": "agent, coordinator and guardian",
     "supervise/coordinator.py": "its listening socket",
     "supervise/joining.py": "the host name",
     "supervise/launcher.py": "its children",
     "supervise/ports.py": "a free port",
-    "supervise/prepare.py": "the listening socket and the own address",
+    "supervise/prepare.py": "the host name",
     "supervise/ranks.py": "ranks",
     "supervise/sample.py": "py-spy",
     "supervise/spawn.py": "ranks",
@@ -222,6 +224,15 @@ def test_every_code_is_used() -> None:
     used = {code for path, tree in TREES.items() if path.name != "codes.py" for code in raised_codes(tree)}
     used |= set(re.findall(r"\"([A-Z]{2}\d{3})\"", (PACKAGE / "faults" / "classes.toml").read_text()))
     assert set(CODES) - used <= set(), "a code nobody raises"
+
+
+def test_the_table_and_the_rules_know_the_same_fault_classes() -> None:
+    source = "".join(text for path, text in TEXTS.items() if name_of(path).startswith("faults/"))
+    named = set(re.findall(r"""(?:fault_class(?: ?==? ?)|\bpick\(\s*|class_of\()"(\w+)\"""", source))
+    assert len(named) > 12
+    assert named <= set(CLASSES), "a class without a row counts as unknown"
+    silent = {name for name in CLASSES if f'"{name}"' not in source}
+    assert silent <= {"operator_stop"}, "a row that no rule leads to"
 
 
 @pytest.mark.parametrize("room", ROOMS)

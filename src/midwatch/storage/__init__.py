@@ -18,7 +18,7 @@ from midwatch.storage.fence import (
     newest_attempt,
     read_claims,
 )
-from midwatch.storage.hashing import CHUNK_BYTES, chunk_digest, chunk_digests, root_digest, sha256_hex
+from midwatch.storage.hashing import CHUNK_BYTES, chunk_digest, root_digest, sha256_hex
 from midwatch.storage.reading import read_chunks, read_uncached
 from midwatch.storage.space import Space, as_storage_error, check_space, free_space
 
@@ -32,7 +32,6 @@ __all__ = [
     "canonical_json",
     "check_space",
     "chunk_digest",
-    "chunk_digests",
     "claim_attempt",
     "create_exclusive",
     "free_space",

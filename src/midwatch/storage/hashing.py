@@ -19,12 +19,6 @@ def chunk_digest(view: memoryview | bytes | bytearray) -> str:
     return xxhash.xxh3_128_hexdigest(view)
 
 
-def chunk_digests(buffer: memoryview | bytes | bytearray, chunk_bytes: int = CHUNK_BYTES) -> list[str]:
-    """The digest of each chunk in order; an empty buffer has none."""
-    view = memoryview(buffer).cast("B")
-    return [chunk_digest(view[begin : begin + chunk_bytes]) for begin in range(0, len(view), chunk_bytes)]
-
-
 def root_digest(chunks: Iterable[str]) -> str:
     """One digest for a whole file: XXH3-128 over the raw chunk digests in order."""
     return xxhash.xxh3_128_hexdigest(b"".join(bytes.fromhex(chunk) for chunk in chunks))

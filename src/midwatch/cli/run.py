@@ -30,9 +30,7 @@ from midwatch.supervise import LaunchRequest, Plan, Result, launch, plan, planne
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key; may be repeated.")
 @click.option("--max-restarts", type=click.IntRange(min=0), help="Restarts without progress in between.")
 @click.option("--node-name", default="", help="This node's name; must differ between nodes. Default: the host name.")
-@click.option(
-    "--bind", default="127.0.0.1", show_default=True, help="Listen here; other hosts need a reachable address."
-)
+@click.option("--bind", default="", help="Listen here. Default: loopback for one node, else what other nodes reach.")
 @click.option("--tee", type=click.Choice(["all", "0", "none"]), default="0", show_default=True, help="Ranks to show.")
 @click.option("--dry-run", is_flag=True, help="Print what would be started, and do nothing.")
 @click.option("--json", "is_json", is_flag=True, help="Print how the run ended as JSON on stdout.")

@@ -5,6 +5,7 @@ from midwatch.config.hashing import canonical_json, config_hash
 from midwatch.config.load import LoadedConfig, Origin, dump_config, flatten_config, load_config, trace_config
 from midwatch.config.redact import REDACTED, is_secret_name, redact, redact_environment, redact_list, redact_text
 from midwatch.config.schema import CheckpointConfig, Config, RestartConfig, RunConfig, WatchConfig
+from midwatch.config.slurm import slurm_peers
 
 __all__ = [
     "REDACTED",
@@ -31,5 +32,6 @@ __all__ = [
     "redact_list",
     "redact_text",
     "resolve_paths",
+    "slurm_peers",
     "trace_config",
 ]

@@ -22,6 +22,7 @@ import msgspec
 from midwatch.config import inherited_environment
 from midwatch.core import SuperviseError
 from midwatch.core.codes import EXIT_INTERNAL, EXIT_REQUEUE
+from midwatch.supervise.address import route_address
 from midwatch.supervise.child import Child
 from midwatch.supervise.prepare import (
     FolderLock,
@@ -29,7 +30,6 @@ from midwatch.supervise.prepare import (
     Plan,
     agent_task,
     refuse_second,
-    route_address,
     write_rank_config,
 )
 from midwatch.supervise.presence import Presence, sweep_the_dead

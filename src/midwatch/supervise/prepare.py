@@ -22,18 +22,17 @@ from midwatch.config import (
     redact,
     redact_list,
     resolve_paths,
+    slurm_peers,
 )
 from midwatch.core import StorageError, SuperviseError
 from midwatch.storage import newest_attempt, ops, sha256_hex
+from midwatch.supervise.address import listen
 from midwatch.supervise.procs import SHM
 from midwatch.supervise.protocol import create_token
 from midwatch.supervise.spawn import NodeSetup, rank_environment, resolve_command
 from midwatch.supervise.specs import AgentSpec, CarrySpec, CoordinatorSpec
 from midwatch.supervise.wire import StartRanks
 
-LOOPBACK: Final = "127.0.0.1"
-_BACKLOG: Final = 2048
-"""Agents of a large run all reconnect at once when the coordinator was restarted."""
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +45,8 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     has_config: bool = False
     """The user named a file or set keys, so ranks are given the result."""
     node_name: str = ""
-    bind: str = LOOPBACK
+    bind: str = ""
+    """Where to listen; empty: this machine alone for one node, else the address that the other nodes reach."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,8 +134,7 @@ class Host:
         self._plan = plan
         self.run = ensure_run(plan.paths.run_dir, name=plan.request.config.run.name).run
         self.token = create_token(folder / "token").hex()
-        self.listener = _listen(plan.request.bind)
-        self.address = _advertised(plan.request.bind)
+        self.listener, self.address = listen(plan.request.bind, plan.request.nnodes, slurm_peers())
 
     @property
     def url(self) -> str:
@@ -208,33 +207,6 @@ def write_rank_config(plan: Plan) -> Path | None:
         # The standard library's writer keeps infinity and NaN; msgspec's turns them into null.
         json.dump(msgspec.to_builtins(plan.request.config), file, default=str)
     return path
-
-
-def route_address(host: str) -> str:
-    """The address by which this machine reaches ``host``, and so the one by which others reach this machine."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))  # Sends nothing: only picks the route.
-            return str(probe.getsockname()[0])
-        except OSError:
-            return LOOPBACK
-
-
-def _listen(bind: str) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.bind((bind, 0))
-    except OSError as error:
-        listener.close()
-        raise SuperviseError("SV106", f"cannot listen on {bind}: {error.strerror or error}") from error
-    listener.listen(_BACKLOG)
-    return listener
-
-
-def _advertised(bind: str) -> str:
-    if bind not in ("", "0.0.0.0"):
-        return socket.gethostbyname(bind)
-    return socket.gethostbyname(socket.gethostname())
 
 
 def planned_environments(plan: Plan) -> list[dict[str, str]]:

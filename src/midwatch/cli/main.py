@@ -1,8 +1,8 @@
 """``midwatch``: the group of all verbs. Each verb is one file beside this one and is loaded only when it is called.
 
-Conventions of all verbs: with ``--json`` stdout carries exactly one JSON document, also for an error; sentences for
-people go to stderr then. A ``MidwatchError``, or a file that the system refuses, becomes its message on stderr and its
-exit code, never a traceback.
+Conventions of all verbs: with ``--json`` stdout carries exactly one JSON document, also for an error that has a code
+(wrong usage has none); sentences for people go to stderr then. A ``MidwatchError``, or a file that the system refuses,
+becomes its message on stderr and its exit code, never a traceback.
 """
 
 from __future__ import annotations

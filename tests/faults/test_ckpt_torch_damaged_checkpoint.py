@@ -286,6 +286,69 @@ def test_other_parameter_groups_are_refused(run_dir: Path) -> None:
     job.ckpt.close()
 
 
+def test_another_kind_of_optimizer_is_refused_before_it_breaks_the_first_step(run_dir: Path) -> None:
+    job = Job(run_dir)
+    job.optimizer = torch.optim.SGD(job.model.parameters(), 0.1, momentum=0.9)
+    job.ckpt.track(optimizer=job.optimizer)
+    with pytest.raises(CheckpointError, match="another optimizer than SGD: it lacks dampening, momentum") as caught:
+        job.ckpt.resume()
+    assert caught.value.code == "CK204"
+
+
+def test_another_kind_of_scheduler_is_told(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = Job(run_dir)
+    job.ckpt.track(scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(job.optimizer, 9))
+    assert job.ckpt.resume() is not None
+    assert "scheduler is of another kind than this CosineAnnealingLR: it lacks T_max, eta_min" in caplog.text
+
+
+class Scaled(nn.Module):
+    """A module with tensors in its extra state, as fp8 layers have."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 2)
+        self.scales = {"history": torch.full((3,), scale), "steps": 1}
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.inner(inputs)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return self.scales
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.scales = state
+
+
+def test_a_module_with_tensors_in_its_extra_state_can_be_resumed(tmp_path: Path) -> None:
+    job = Job(tmp_path, model=Scaled(2.0))
+    job.train(0, 3, save_at=(3,))
+    job.ckpt.close()
+    again = Job(tmp_path, model=Scaled(0.0))
+    assert again.ckpt.resume("must") is not None
+    assert isinstance(again.model, Scaled)
+    assert again.model.scales["history"].tolist() == [2.0] * 3
+
+
+def test_without_the_optimizer_the_schedule_of_the_learning_rate_goes_on(tmp_path: Path) -> None:
+    def cosine(job: Job) -> Job:
+        job.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(job.optimizer, 20)
+        job.ckpt.track(scheduler=job.scheduler)
+        return job
+
+    job = cosine(Job(tmp_path, save_optimizer=False))
+    job.train(0, 6, save_at=(6,))
+    job.ckpt.close()
+    rate = job.optimizer.param_groups[0]["lr"]
+    again = cosine(Job(tmp_path, save_optimizer=False))
+    assert again.ckpt.resume("must") is not None
+    assert again.optimizer.param_groups[0]["lr"] == rate
+    for one in (job, again):
+        one.train(7, 9)
+    assert again.scheduler.get_last_lr() == job.scheduler.get_last_lr()
+    again.ckpt.close()
+
+
 def test_a_part_that_was_never_saved_is_refused(run_dir: Path) -> None:
     job = Job(run_dir)
 

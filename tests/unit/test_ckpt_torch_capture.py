@@ -201,3 +201,47 @@ def test_only_arenas_of_dead_owners_are_swept(tmp_path: Path) -> None:
     assert alive.path.exists()
     assert foreign.exists()
     alive.close()
+
+
+class Holding:
+    """A loader whose state is one value."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["at"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(2, device="meta"),
+        torch.eye(2).to_sparse(),
+        {"\ud800": torch.ones(1)},
+        np.ones(2, np.longdouble),
+        10**5000,
+    ],
+    ids=["meta", "sparse", "name-not-text", "longdouble", "digits"],
+)
+def test_a_value_without_storable_bytes_is_refused_with_its_path(value: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"private\.00000\.data\.at") as caught:
+        snapshot_of(data=Holding(value))
+    assert caught.value.code == "CK304"
+
+
+def test_an_array_of_the_other_byte_order_keeps_its_numbers() -> None:
+    (piece,) = (p for p in snapshot_of(data=Holding(np.arange(3, dtype=">i4"))).pieces if p.key.endswith("data.at"))
+    assert piece.tensor.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("buffer", [torch.ones(1).expand(3), torch.ones(3, device="meta")], ids=["expanded", "meta"])
+def test_a_buffer_that_could_not_be_loaded_again_is_not_saved(buffer: torch.Tensor) -> None:
+    model = torch.nn.Linear(1, 1)
+    model.register_buffer("odd", buffer)
+    with pytest.raises(CheckpointError, match=r"model\.odd") as caught:
+        snapshot_of(model=model)
+    assert caught.value.code == "CK304"

@@ -25,6 +25,7 @@ from midwatch.checkpoint.layout import Piece, plain_pieces, sharded_pieces, whol
 from midwatch.checkpoint.names import named_buffers
 from midwatch.checkpoint.rng import capture_rng
 from midwatch.checkpoint.tracked import Tracked, buffers_are_synced, has_sharded_parameters, optimizer_state
+from midwatch.core import CheckpointError
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -51,6 +52,7 @@ class _Tensors:
         self.found: dict[str, torch.Tensor] = {}
 
     def add(self, path: str, tensor: torch.Tensor) -> str:
+        _check_plain(path, tensor)
         key = path
         # A dict key with a dot in it can spell another value's path.
         while key in self.found:
@@ -71,8 +73,36 @@ class _Tensors:
         if isinstance(value, np.generic):
             return cast("dict[str, Any]", values.encode(value.item(), path))
         if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-            return {"$array": self.add(path, torch.from_numpy(np.array(value, order="C")))}
+            native = np.array(value, order="C", dtype=value.dtype.newbyteorder("="))
+            try:
+                return {"$array": self.add(path, torch.from_numpy(native))}
+            except TypeError:
+                pass  # a type that PyTorch lacks, such as longdouble: refused like any other
         return None
+
+
+def _check_plain(path: str, tensor: torch.Tensor) -> None:
+    """Raises CheckpointError CK304 for a tensor without bytes of its own, or a name no file can hold."""
+    kind = ""
+    if tensor.is_meta:
+        kind = "a tensor on the meta device, which has no data,"
+    elif tensor.is_nested or tensor.layout != torch.strided:
+        kind = f"a {'nested' if tensor.is_nested else tensor.layout} tensor"
+    if kind:
+        raise CheckpointError("CK304", f"{path}: {kind} cannot be saved", path=path)
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError("CK304", f"{path!r}: a tensor under a name that is not text cannot be saved") from error
+
+
+def _check_loadable(path: str, tensor: torch.Tensor) -> None:
+    """Raises CheckpointError CK304 for a module's tensor whose elements share memory: it could not be loaded again."""
+    _check_plain(path, tensor)
+    strides = zip(tensor.shape, tensor.stride(), strict=True)
+    if tensor.numel() > 0 and any(size > 1 and stride == 0 for size, stride in strides):
+        message = f"{path}: an expanded tensor could not be loaded again, because its elements share memory"
+        raise CheckpointError("CK304", message, hint="Make it with .clone(), or as persistent=False.", path=path)
 
 
 def capture(tracked: Tracked, rank: int, world_size: int, *, shard: bool = True, optimizer: bool = True) -> Snapshot:
@@ -121,6 +151,7 @@ class _Shared:
             if not isinstance(value, torch.Tensor):
                 self.state["module_extra"][key] = values.encode(value, key, self._tensors.leaf)
                 continue
+            _check_loadable(key, value)
             twin = first.setdefault(_identity(value), key)
             if twin != key:
                 # A tied weight is written once, under its first name.

@@ -8,6 +8,7 @@ rank's numbers).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -23,6 +24,8 @@ from midwatch.checkpoint.manifest import TensorRecord
 from midwatch.checkpoint.names import named_parameters
 from midwatch.checkpoint.tracked import Tracked
 from midwatch.core import CheckpointError
+
+_log = logging.getLogger(__name__)
 
 _NAMED = 3
 """How many keys of a kind an error names: enough to recognise the mistake."""
@@ -67,7 +70,9 @@ class Restorer:
             if self.manifest.save_optimizer:
                 self._prepare_optimizer(section, optimizer)
         for section, thing in self._tracked.shared():
-            self._plain.append((thing, self._decode(self._section(self._shared, section))))
+            state = self._decode(self._section(self._shared, section))
+            _warn_of_other_kind(section, thing, state)
+            self._plain.append((thing, state))
         for section, thing in self._tracked.private():
             self._plain.append((thing, self._decode(self._section(self._private, section))))
         if self._rank < self.manifest.world_size:
@@ -91,18 +96,22 @@ class Restorer:
             _apply_optimizer(optimizer, state)
         for thing, state in self._plain:
             thing.load_state_dict(state)
+        if self.lacks_optimizer:
+            _restore_rates(self._tracked)
 
     # --- inside -----------------------------------------------------------------------------------------------
 
     def _prepare_module(self, section: str, module: nn.Module) -> None:
         state = dict(get_model_state_dict(module))
         live = {f"{section}.{name}": value for name, value in state.items() if isinstance(value, torch.Tensor)}
-        _check_fit(section, live, self._records(section))
-        self._targets.update(live)
         for name in state:
             extra = self._shared["module_extra"].get(f"{section}.{name}")
             if extra is not None:
                 state[name] = self._decode(extra)
+        # What the extra state holds has found its place just now; it is no parameter or buffer.
+        saved = {key: record for key, record in self._records(section).items() if key not in self._targets}
+        _check_fit(section, live, saved)
+        self._targets.update(live)
         self._models.append((module, state))
         # With another number of ranks there is no telling which private copy belongs here: rank 0's is used.
         saved = self._private.get(f"buffers.{section}")
@@ -128,6 +137,7 @@ class Restorer:
         saved = self._section(self._shared, section)
         groups: list[dict[str, Any]] = self._decode(saved["param_groups"])
         state: dict[int, Any] = {}
+        _check_kind(optimizer, groups)
         numbers = _match_groups(optimizer, parameters, groups)
         for name, item in saved["state"].items():
             parameter = parameters[name]
@@ -204,6 +214,48 @@ def _match_groups(
     for group, here in zip(groups, live, strict=True):
         group["params"] = [numbers[name] for name in here]
     return numbers
+
+
+def _check_kind(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Raises CheckpointError CK204 when another kind of optimizer was saved.
+
+    Options on one side only are no proof: versions of PyTorch and schedulers add some.
+    """
+    saved = {option for group in groups for option in group}
+    lacking = sorted(set(optimizer.defaults) - saved)
+    foreign = sorted(saved - {option for group in optimizer.param_groups for option in group})
+    if lacking and foreign:
+        message = f"the checkpoint was written with another optimizer than {type(optimizer).__name__}: "
+        message += "; ".join((_listed("it lacks", lacking), _listed("it has", foreign)))
+        raise CheckpointError("CK204", f"optimizer: {message}", missing=lacking, unexpected=foreign)
+
+
+def _warn_of_other_kind(section: str, thing: Any, state: Any) -> None:
+    """Another scheduler may be meant, and takes what it knows of the state; but nobody should wonder later."""
+    live = thing.state_dict()
+    if not (isinstance(live, Mapping) and isinstance(state, Mapping)):
+        return
+    here, saved = ({str(key) for key in cast("Mapping[Any, Any]", table)} for table in (live, state))
+    lacking, foreign = (sorted(key for key in keys if not key.startswith("_")) for keys in (here - saved, saved - here))
+    if lacking and foreign:
+        what = "; ".join((_listed("it lacks", lacking), _listed("it has", foreign)))
+        _log.warning("the checkpoint's %s is of another kind than this %s: %s", section, type(thing).__name__, what)
+
+
+def _restore_rates(tracked: Tracked) -> None:
+    """The learning rates lie in the optimizer's state; where it was not saved, the scheduler knows its last ones.
+
+    Many schedulers compute the next rate from the one in the optimizer, so without this it would be wrong for good.
+    """
+    rates = getattr(tracked.scheduler, "_last_lr", None)
+    groups = tracked.optimizer.param_groups if tracked.optimizer is not None else []
+    if not isinstance(rates, list) or len(cast("list[Any]", rates)) != len(groups):
+        return
+    for group, rate in zip(groups, cast("list[Any]", rates), strict=True):
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def _apply_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:

@@ -44,12 +44,19 @@ def _encode(value: Any, path: str, leaf: Leaf, depth: int) -> Any:
     if value is None or isinstance(value, (bool, str)):
         return value if value is None or isinstance(value, bool) else str(value)
     if isinstance(value, int):
-        return int(value) if -_JSON_INT <= value < _JSON_INT else {"$int": str(int(value))}
+        return int(value) if -_JSON_INT <= value < _JSON_INT else {"$int": _digits(int(value), path)}
     if isinstance(value, float):
         return _encode_float(float(value))
     if isinstance(value, (bytes, bytearray)):
         return {"$bytes": base64.b64encode(value).decode("ascii")}
     return _encode_container(value, path, leaf, depth)
+
+
+def _digits(value: int, path: str) -> str:
+    try:
+        return str(value)
+    except ValueError as error:  # Python's own limit, which reading it back would meet as well
+        raise CheckpointError("CK304", f"{path}: a number of too many digits cannot be saved", path=path) from error
 
 
 def _encode_float(value: float) -> Any:

@@ -188,3 +188,21 @@ def test_shown_output_is_whole_and_marked(tmp_path: Path) -> None:
     tee.drain()
     assert shown.read_text() == "[rank 3] one\n[rank 3] two\n[rank 3] three\n"
     os.close(fd)
+
+
+BODY = "MIIEowIBAAKCAQEA7bq5sX0planted0inside0a0private0key"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"before\n-----BEGIN RSA PRIVATE KEY-----\n{BODY}\n{BODY}\n-----END RSA PRIVATE KEY-----\nafter\n",
+        f"{BODY}\n{BODY}\n-----END PRIVATE KEY-----\nafter\n",
+    ],
+)
+def test_a_private_key_over_many_lines_does_not_reach_the_bundle(tmp_path: Path, text: str) -> None:
+    log = tmp_path / "rank.err"
+    log.write_text(text)
+    tail = read_tail(log)
+    assert not any(BODY in line for line in tail)
+    assert tail[-1] == "after"

@@ -33,6 +33,7 @@ _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 _SHAPES = re.compile(
     r"""
     -----BEGIN\ [A-Z ]*PRIVATE\ KEY-----[\s\S]*?(?:-----END\ [A-Z ]*PRIVATE\ KEY-----|\Z)
+    | \A(?:(?!-----BEGIN\ )[\s\S])*-----END\ [A-Z ]*PRIVATE\ KEY-----  # the end of a log may begin inside a key
     | \b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}
     | \bhf_[A-Za-z0-9]{16,}
     | \b(?:ghp|gho|ghu|ghs|ghr)_[A-Za-z0-9]{20,} | \bgithub_pat_[A-Za-z0-9_]{20,}

@@ -53,7 +53,7 @@ class Link:
     async def hello(self) -> Hello:
         """Ask for the session; must come first, and again when the coordinator has changed."""
         body = await self._send("hello", "POST", "/v1/hello", b"", nonce=secrets.token_hex(8), session="")
-        answer = msgspec.json.decode(body, type=Hello)
+        answer = self._decode(body, Hello)
         if answer.session != self.session:
             self._counters.clear()
             self.session = answer.session
@@ -77,7 +77,14 @@ class Link:
         data = await self._send(
             channel, method, path, body, nonce=str(counter), session=self.session, timeout_s=timeout_s
         )
-        return msgspec.json.decode(data, type=answer)
+        return self._decode(data, answer)
+
+    def _decode(self, data: bytes, answer: type[T]) -> T:
+        try:
+            return msgspec.json.decode(data, type=answer)
+        except msgspec.MsgspecError as error:
+            message = f"the answer of {self.url} is not understood; is it another version of midwatch? {error}"
+            raise ProtocolError("PR104", message) from error
 
     async def close(self) -> None:
         await self._http.close()
@@ -107,7 +114,7 @@ class Link:
         self._signer.check("answer", path, answer, data)
         check_answer(envelope, answer)
         if status != 200:
-            raise Refused(msgspec.json.decode(data, type=Refusal))
+            raise Refused(self._decode(data, Refusal))
         return data
 
 

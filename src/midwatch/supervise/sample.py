@@ -176,10 +176,11 @@ def read_tail(path: Path) -> tuple[str, ...]:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - _TAIL_BYTES))
-            lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
+            text = file.read(_TAIL_BYTES).decode(errors="replace")
     except OSError:
         return ()
-    return tuple(redact_text(line) for line in lines[-TAIL_LINES:])
+    # As one text: a private key has many lines.
+    return tuple(redact_text(text).splitlines()[-TAIL_LINES:])
 
 
 def read_error_file(path: Path) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ import msgspec
 
 from midwatch.audit.appendfile import AppendFile
 from midwatch.audit.line import plain_data
-from midwatch.core import StorageError
+from midwatch.core import UNREADABLE, StorageError
 from midwatch.storage import ops
 
 _log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
         for raw in file:
             try:
                 record = msgspec.json.decode(raw, type=dict[str, Any])
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except UNREADABLE:
                 continue
             yield {
                 key: _NUMBERS.get(value, value) if isinstance(value, str) else value for key, value in record.items()

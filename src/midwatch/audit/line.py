@@ -18,7 +18,7 @@ from typing import Any, cast
 import msgspec
 
 from midwatch.config import redact
-from midwatch.core import Event
+from midwatch.core import UNREADABLE, Event
 
 GENESIS = "0" * 64
 """``prev`` of the first line."""
@@ -61,7 +61,7 @@ def decode_line(raw: bytes) -> LedgerLine | None:
         return None
     try:
         return msgspec.json.decode(raw, type=LedgerLine)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None
 
 

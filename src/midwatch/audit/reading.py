@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from midwatch.audit.line import LedgerLine
-from midwatch.core import LedgerError
+from midwatch.core import UNREADABLE, LedgerError
 
 
 def ledger_files(run_dir: Path) -> list[Path]:
@@ -52,7 +52,7 @@ def _lines(path: Path) -> Iterator[LedgerLine]:
                 return
             try:
                 line = msgspec.json.decode(raw, type=LedgerLine)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except UNREADABLE:
                 continue
             yield msgspec.structs.replace(line, writer=path.stem)
 

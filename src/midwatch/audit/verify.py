@@ -15,7 +15,7 @@ import msgspec
 
 from midwatch.audit.line import GENESIS, LedgerLine, decode_line, stored_hash
 from midwatch.audit.reading import ledger_files
-from midwatch.core import LedgerError
+from midwatch.core import UNREADABLE, LedgerError
 
 ProblemKind = Literal["edited", "removed", "moved", "replaced", "torn", "cut", "missing"]
 
@@ -176,7 +176,7 @@ def _manifest_heads(checkpoints: Path) -> Iterator[tuple[Path, str]]:
         for path in sorted(checkpoints.glob(f"{folder}/MANIFEST.json")):
             try:
                 head = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("ledger_head")
-            except (OSError, msgspec.MsgspecError):
+            except (OSError, *UNREADABLE):
                 continue
             if isinstance(head, str) and head not in ("", GENESIS):
                 yield path, head

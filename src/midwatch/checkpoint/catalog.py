@@ -12,7 +12,7 @@ import msgspec
 from midwatch.checkpoint.board import BOARD_FOLDER
 from midwatch.checkpoint.manifest import MANIFEST_FILE, REASON_FILE, SUSPECT_FILE, Manifest, decode_manifest
 from midwatch.checkpoint.verify import Problem, read_mark
-from midwatch.core import SYSTEM_CLOCK, CheckpointError, CheckpointName, parse_checkpoint_name
+from midwatch.core import SYSTEM_CLOCK, UNREADABLE, CheckpointError, CheckpointName, parse_checkpoint_name
 from midwatch.storage import canonical_json, late_commits, ops, replace_symlink, write_atomic
 
 PARTIAL_SUFFIX = ".partial"
@@ -148,7 +148,7 @@ def _quarantined(path: Path) -> CheckpointInfo:
     assert parsed is not None
     try:
         reason = msgspec.json.decode((path / REASON_FILE).read_bytes(), type=QuarantineReason).reason
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         reason = "unknown"
     return CheckpointInfo(
         name=path.name, path=str(path), state="quarantined", step=parsed.step, attempt=parsed.attempt, reason=reason

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from midwatch.core import CheckpointError
+from midwatch.core import UNREADABLE, CheckpointError
 
 FORMAT_VERSION = 1
 HEADER_ALIGNMENT = 4096
@@ -153,14 +153,14 @@ def _check_specs(tensors: Sequence[TensorSpec]) -> None:
             raise CheckpointError("CK304", f"{spec.key}: dtype {spec.dtype} cannot be stored")
         if spec.key in seen or spec.key == "__metadata__":
             raise CheckpointError("CK304", f"{spec.key}: key used twice in one shard")
-        if not _is_placed(spec):
+        if not is_placed(spec):
             raise CheckpointError(
                 "CK304", f"{spec.key}: part {spec.shape} at {spec.offsets} is not in {spec.global_shape}"
             )
         seen.add(spec.key)
 
 
-def _is_placed(spec: TensorSpec) -> bool:
+def is_placed(spec: TensorSpec) -> bool:
     if not len(spec.shape) == len(spec.offsets) == len(spec.global_shape):
         return False
     return all(
@@ -196,7 +196,7 @@ def parse_header(data: bytes | memoryview) -> ShardHeader:
     """
     try:
         return _parse_header(memoryview(data))
-    except (msgspec.MsgspecError, ValueError, KeyError, TypeError) as error:
+    except (*UNREADABLE, KeyError, TypeError) as error:
         raise CheckpointError("CK104", f"shard header is damaged: {error}") from error
 
 
@@ -241,7 +241,7 @@ def _entry(
         begin=begin,
         end=end,
     )
-    if not _is_placed(entry):
+    if not is_placed(entry):
         raise ValueError(f"{key} lies outside its tensor")
     return entry
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
@@ -106,6 +107,21 @@ class ShardReader:
             end=end,
             tensors=list(keys),
         )
+
+
+class _State(msgspec.Struct):
+    """The shape of a shard's ``midwatch.state``."""
+
+    shared: dict[str, Any] = {}
+    private: dict[str, Any] = {}
+
+
+class _SharedTables(msgspec.Struct):
+    """What must have this shape within ``shared``, where it is there."""
+
+    aliases: dict[str, str] = {}
+    module_extra: dict[str, Any] = {}
+    bucket_order: dict[str, list[str]] = {}
 
 
 class VerifyingReader(StorageReader):
@@ -206,10 +222,13 @@ class VerifyingReader(StorageReader):
         shard.read_into(0, memoryview(word))
         header = bytearray(header_size(bytes(word)))
         shard.read_into(0, memoryview(header))
-        state = values.loads(parse_header(bytes(header)).metadata.get("midwatch.state", "{}"))
-        if not isinstance(state, dict):
-            raise CheckpointError("CK106", f"{shard.path}: the saved state is not a table", path=str(shard.path))
-        return {"shared": {}, "private": {}, **cast("dict[str, Any]", state)}
+        text = parse_header(bytes(header)).metadata.get("midwatch.state", "{}")
+        try:
+            state = msgspec.convert(values.loads(text), _State)
+            msgspec.convert(state.shared, _SharedTables)
+        except msgspec.ValidationError as error:
+            raise CheckpointError("CK106", f"{shard.path}: the saved state: {error}", path=str(shard.path)) from error
+        return {"shared": state.shared, "private": state.private}
 
 
 def load_tensors(reader: VerifyingReader, targets: Mapping[str, torch.Tensor]) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from midwatch.checkpoint.image import FORMAT_VERSION, Owned, TensorEntry
-from midwatch.core import CheckpointError, CheckpointName
+from midwatch.checkpoint.image import FORMAT_VERSION, Owned, TensorEntry, is_placed
+from midwatch.core import UNREADABLE, CheckpointError, CheckpointName
 from midwatch.storage import CHUNK_BYTES, canonical_json, sha256_hex
 
 MANIFEST_FILE = "MANIFEST.json"
@@ -16,6 +16,8 @@ VERIFIED_FILE = "VERIFIED.json"
 SUSPECT_FILE = "SUSPECT.json"
 REASON_FILE = "REASON.json"
 FORMAT_NAME = "midwatch-checkpoint"
+MAX_CHUNK_BYTES = 2**30
+"""A chunk is held in memory whole; ours are far smaller, so more is damage."""
 
 
 def shard_file(rank: int) -> str:
@@ -165,7 +167,7 @@ def _is_sealed(data: bytes) -> bool:
     """Checked on the plain JSON, not on our structs: a record with fewer or more fields than ours is still whole."""
     try:
         table = msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.MsgspecError, ValueError):
+    except UNREADABLE:
         return False
     return canonical_json(table) + b"\n" == data and table.get("digest") == _digest_of(table)
 
@@ -184,13 +186,18 @@ def decode_manifest(data: bytes) -> Manifest:
     _check_version(data, "CK106", MANIFEST_FILE)
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except UNREADABLE as error:
         raise CheckpointError("CK106", f"{MANIFEST_FILE} is damaged: {error}") from error
     if not _is_sealed(data):
         raise CheckpointError("CK106", f"{MANIFEST_FILE} is damaged: its bytes do not match its digest")
     ranks = [file.rank for file in manifest.files]
-    if ranks != list(range(manifest.world_size)) or manifest.format != FORMAT_NAME:
+    if not ranks or ranks != list(range(manifest.world_size)) or manifest.format != FORMAT_NAME:
         raise CheckpointError("CK106", f"{MANIFEST_FILE} is damaged: files do not match the world size")
+    # A name from the file is never used as a path unless it is the one this place can have.
+    if any(file.name != shard_file(file.rank) for file in manifest.files):
+        raise CheckpointError("CK106", f"{MANIFEST_FILE} is damaged: a file has another name than its rank's")
+    if not 0 < manifest.chunk_bytes <= MAX_CHUNK_BYTES:
+        raise CheckpointError("CK106", f"{MANIFEST_FILE} is damaged: chunks of {manifest.chunk_bytes} bytes")
     return manifest
 
 
@@ -202,16 +209,32 @@ def decode_receipt(data: bytes) -> Receipt:
     """
     _check_version(data, "CK104", "receipt")
     try:
-        return msgspec.json.decode(data, type=Receipt)
-    except (msgspec.MsgspecError, ValueError) as error:
+        receipt = msgspec.json.decode(data, type=Receipt)
+    except UNREADABLE as error:
         raise CheckpointError("CK104", f"receipt is damaged: {error}") from error
+    if fault := _receipt_fault(receipt):
+        raise CheckpointError("CK104", f"receipt is damaged: {fault}")
+    return receipt
+
+
+def _receipt_fault(receipt: Receipt) -> str:
+    """What no receipt of ours says, though it may decode; empty when all is well."""
+    if receipt.file != shard_file(receipt.rank):
+        return "its file has another name than its rank's"
+    if not 0 < receipt.chunk_bytes <= MAX_CHUNK_BYTES:
+        return f"chunks of {receipt.chunk_bytes} bytes"
+    if receipt.size_bytes < 0 or len(receipt.chunks) != -(-receipt.size_bytes // receipt.chunk_bytes):
+        return f"{len(receipt.chunks)} chunks for {receipt.size_bytes} bytes"
+    if not all(is_placed(e) and 0 <= e.begin <= e.end <= receipt.size_bytes for e in receipt.entries):
+        return "a tensor lies outside of its place"
+    return ""
 
 
 def decode_verified(data: bytes) -> VerifiedMark | None:
     """The mark, or None when its bytes cannot be trusted: the checkpoint then counts as unverified."""
     try:
         mark = msgspec.json.decode(data, type=VerifiedMark)
-    except (msgspec.MsgspecError, ValueError):
+    except UNREADABLE:
         return None
     return mark if _is_sealed(data) else None
 
@@ -223,7 +246,7 @@ class _Versioned(msgspec.Struct):
 def _check_version(data: bytes, code: str, what: str) -> None:
     try:
         version = msgspec.json.decode(data, type=_Versioned).format_version
-    except (msgspec.MsgspecError, ValueError) as error:
+    except UNREADABLE as error:
         raise CheckpointError(code, f"{what} is damaged: {error}") from error
     if version > FORMAT_VERSION:
         raise CheckpointError("CK108", f"{what} has format {version}, this midwatch reads up to {FORMAT_VERSION}")

@@ -105,7 +105,7 @@ class Restorer:
         state = dict(get_model_state_dict(module))
         live = {f"{section}.{name}": value for name, value in state.items() if isinstance(value, torch.Tensor)}
         for name in state:
-            extra = self._shared["module_extra"].get(f"{section}.{name}")
+            extra = self._shared.get("module_extra", {}).get(f"{section}.{name}")
             if extra is not None:
                 state[name] = self._decode(extra)
         # What the extra state holds has found its place just now; it is no parameter or buffer.

@@ -106,14 +106,21 @@ def decode(data: Any, restore: Restore | None = None) -> Any:
     Raises:
         CheckpointError: CK106 on a tag nobody knows or a payload that does not fit it.
     """
+    try:
+        return _decode(data, restore)
+    except RecursionError as error:
+        raise CheckpointError("CK106", "saved state is nested too deep") from error
+
+
+def _decode(data: Any, restore: Restore | None) -> Any:
     if isinstance(data, list):
-        return [decode(item, restore) for item in cast("list[Any]", data)]
+        return [_decode(item, restore) for item in cast("list[Any]", data)]
     if not isinstance(data, dict):
         return data
     table = cast("dict[str, Any]", data)
     tag = next(iter(table), "")
     if not tag.startswith("$"):
-        return {key: decode(item, restore) for key, item in table.items()}
+        return {key: _decode(item, restore) for key, item in table.items()}
     try:
         return _decode_tag(tag, table[tag], restore)
     except (ValueError, TypeError) as error:
@@ -123,13 +130,13 @@ def decode(data: Any, restore: Restore | None = None) -> Any:
 def _decode_tag(tag: str, payload: Any, restore: Restore | None) -> Any:
     match tag:
         case "$tuple":
-            return tuple(decode(item, restore) for item in payload)
+            return tuple(_decode(item, restore) for item in payload)
         case "$set":
-            return {decode(item, restore) for item in payload}
+            return {_decode(item, restore) for item in payload}
         case "$frozenset":
-            return frozenset(decode(item, restore) for item in payload)
+            return frozenset(_decode(item, restore) for item in payload)
         case "$dict":
-            return {decode(key, restore): decode(item, restore) for key, item in payload}
+            return {_decode(key, restore): _decode(item, restore) for key, item in payload}
         case "$bytes":
             return base64.b64decode(payload, validate=True)
         case "$float":
@@ -158,7 +165,7 @@ def loads(text: str | bytes) -> Any:
     """
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError("CK106", f"saved state is not valid JSON: {error}") from error
 
 

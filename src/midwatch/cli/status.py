@@ -13,7 +13,7 @@ from midwatch.audit import LedgerLine, merged, read_run
 from midwatch.checkpoint.format import newest_verified
 from midwatch.cli._output import exits, json_option, pairs, plain, say, show_json, when
 from midwatch.cli._places import find_place, run_argument, run_folder
-from midwatch.core import LedgerError, MidwatchError, SuperviseError
+from midwatch.core import UNREADABLE, LedgerError, MidwatchError, SuperviseError
 from midwatch.storage import newest_attempt
 
 _SHOWN_LINES = 5
@@ -90,7 +90,7 @@ def _incidents(folder: Path) -> list[dict[str, Any]]:
     for path in sorted((folder / "incidents").glob("*/verdict.json"), key=lambda path: path.stat().st_mtime_ns):
         try:
             verdict = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *UNREADABLE):
             continue
         kept = ("incident", "fault_class", "root_rank", "root_node", "step", "action", "summary")
         found.append({key: verdict.get(key) for key in kept})

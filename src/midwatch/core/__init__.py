@@ -12,6 +12,7 @@ from midwatch.core.codes import (
     Code,
 )
 from midwatch.core.errors import (
+    UNREADABLE,
     CheckpointError,
     ConfigError,
     FencedError,
@@ -37,6 +38,7 @@ __all__ = [
     "EXIT_USAGE",
     "LONG_PHASES",
     "SYSTEM_CLOCK",
+    "UNREADABLE",
     "CheckpointError",
     "CheckpointName",
     "Clock",

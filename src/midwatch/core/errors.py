@@ -18,7 +18,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from midwatch.core.codes import CODES, Code
+
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What decoding raises for a file that is not what we wrote; a hostile one may nest too deep for any reader."""
 
 
 class MidwatchError(Exception):

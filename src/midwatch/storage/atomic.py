@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from midwatch.core import StorageError
+from midwatch.core import UNREADABLE, StorageError
 from midwatch.storage import ops
 
 T = TypeVar("T")
@@ -101,5 +101,5 @@ def read_json(path: Path, type: type[T]) -> T:  # noqa: A002 - the word msgspec 
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=type)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise StorageError("ST103", f"cannot read {path}: {error}", path=str(path)) from error

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from midwatch.core import SYSTEM_CLOCK, FencedError, attempt_name, parse_checkpoint_name
+from midwatch.core import SYSTEM_CLOCK, UNREADABLE, FencedError, attempt_name, parse_checkpoint_name
 from midwatch.storage import ops
 from midwatch.storage.atomic import canonical_json, create_exclusive
 
@@ -108,7 +108,7 @@ def read_claims(run_dir: Path) -> list[AttemptClaim]:
         try:
             data = (_folder(run_dir) / f"{attempt_name(attempt)}.json").read_bytes()
             claims.append(msgspec.json.decode(data, type=AttemptClaim))
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *UNREADABLE):
             continue
     return claims
 

@@ -152,3 +152,27 @@ def test_tool_that_is_no_python_is_supervised_as_well(run: Supervised) -> None:
     launcher = run.start_command(["sh", "-c", 'test "$RANK$WORLD_SIZE" = 01 && test -S /dev/null; exit 0'])
     assert run.wait(launcher) == 0, run.story()
     assert os.listdir(run.run_dir / "logs" / "a0001")
+
+
+def test_a_run_folder_that_takes_no_claim_for_a_while_costs_a_pause_and_not_the_run(run: Supervised) -> None:
+    launcher = run.start("none", "--set", "restart.backoff_s=[0.5]", mode="attached", steps=60)
+    run.until_training()
+    claims, aside = run.run_dir / "attempts", run.run_dir / "aside"
+    claims.rename(aside)
+    claims.write_text("not a folder")
+    os.kill(run.number("pid-a1-r1"), signal.SIGKILL)
+    run.until("word of it", lambda: "could not be claimed" in (run.folder / "launcher-0.log").read_text())
+    claims.unlink()
+    aside.rename(claims)
+    assert run.wait(launcher) == 0, run.story()
+    assert run.number("done-r0") == run.number("done-r1") > 2
+    run.assert_nothing_left()
+
+
+def test_ranks_train_on_without_logs_where_none_can_be_made(run: Supervised) -> None:
+    run.run_dir.mkdir()
+    (run.run_dir / "logs").write_text("not a folder")
+    launcher = run.start("none", mode="attached")
+    assert run.wait(launcher) == 0, run.story()
+    assert "output of ranks 0, 1 is lost" in (run.folder / "launcher-0.log").read_text()
+    assert_recovered_once(run)

@@ -19,6 +19,7 @@ from midwatch.supervise.messages import (
     GatherEvidence,
     Instruction,
     LaunchAttempt,
+    LaunchFailed,
     NodeJoined,
     NodeLost,
     ProgressMade,
@@ -128,6 +129,13 @@ class AnyOrder(RuleBasedStateMachine):
             # A silent node keeps its ranks; fencing deals with them, and the core sees them when it rejoins.
             if not is_dead:
                 self.runs[node] = 0
+
+    @rule(late=st.integers(0, 1))
+    def launch_failed(self, late: int) -> None:
+        attempt = self.supervisor.attempt
+        if self.supervisor.state == "starting" and not late:
+            self.runs = {node: 0 if runs == attempt else runs for node, runs in self.runs.items()}
+        self.send(LaunchFailed, attempt=attempt - late, error="ST101", reason="no space left")
 
     @rule()
     def tick(self) -> None:

@@ -87,6 +87,35 @@ def test_a_node_that_does_not_come_back_is_a_fault() -> None:
     assert drive.state == "waiting"
 
 
+def test_a_stop_asked_for_before_the_agents_are_back_still_lets_ranks_save() -> None:
+    drive = reborn(Drive(nnodes=2, nproc=1).running(step=19))
+    assert drive.ask_to_stop() == []
+    drive.join("n0", running=1)
+    assert kinds(drive.join("n1", running=1)) == ["AskToSaveAndExit"]
+    drive.exited(0, 0)
+    assert kinds(drive.exited(1, 0)) == ["StopRanks"]
+    drive.gone("n0")
+    drive.gone("n1")
+    assert drive.finish.error == "SV109"
+
+
+def test_a_stop_does_not_wait_long_for_agents_that_do_not_come_back() -> None:
+    nobody = reborn(Drive().running(step=19))
+    nobody.ask_to_stop()
+    nobody.pass_time(11)
+    assert nobody.finish.error == "SV109"
+    nothing = reborn(Drive().running(step=19))
+    nothing.ask_to_stop()
+    nothing.join("n0", agent="n0-a2")
+    assert nothing.finish.error == "SV109"
+    half = reborn(Drive(nnodes=2, nproc=1).running(step=19))
+    half.ask_to_stop()
+    half.join("n0", running=1)
+    assert kinds(half.pass_time(11)) == ["StopRanks"]
+    half.gone("n0")
+    assert half.finish.error == "SV109"
+
+
 def test_a_gate_that_was_still_closed_is_opened_after_the_restart() -> None:
     drive = reborn(Drive().running())
     drive.join(running=1)

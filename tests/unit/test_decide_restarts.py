@@ -11,6 +11,7 @@ from midwatch.supervise.messages import (
     Finish,
     GatherEvidence,
     LaunchAttempt,
+    LaunchFailed,
     Placement,
     Say,
     StopRanks,
@@ -441,3 +442,51 @@ def test_a_rank_that_loads_in_the_extension_is_not_punished() -> None:
     drive.answer(alive(1, IN_USER_SLEEP, cpu_delta_s=0.5))
     assert kinds(drive.resumed(1)) == ["AllowTraining"]
     assert drive.pass_time(600) == []
+
+
+def unclaimed(drive: Drive) -> None:
+    drive.send(LaunchFailed, attempt=drive.attempt, error="ST101", reason="no space left")
+
+
+def test_an_attempt_that_cannot_be_claimed_is_tried_again_and_not_waited_for() -> None:
+    drive = Drive(backoff_s=(0.0, 10.0)).running(step=19)
+    drive.exited(1, -9)
+    drive.answer(victim(0), dead(1, -9))
+    drive.gone()
+    unclaimed(drive)
+    assert drive.state == "backing_off"
+    (launch,) = drive.pass_time(11)
+    assert isinstance(launch, LaunchAttempt)
+    assert (launch.attempt, drive.supervisor.status()["restarts_used"]) == (3, 2)
+    drive.train(30)
+    assert [line.data["how"] for line in drive.recorded("incident.closed")] == ["trained_past"]
+
+
+def test_a_folder_that_stays_full_ends_the_run_when_the_budget_is_spent() -> None:
+    drive = Drive(backoff_s=(1.0,), max_restarts=2).running(step=19)
+    drive.exited(1, -9)
+    drive.answer(victim(0), dead(1, -9))
+    drive.gone()
+    drive.pass_time(2)
+    unclaimed(drive)
+    drive.pass_time(2)
+    unclaimed(drive)
+    assert (drive.finish.error, drive.finish.exit_code) == ("ST101", 74)
+
+
+def test_a_first_attempt_that_cannot_be_claimed_ends_the_run_at_once() -> None:
+    drive = Drive()
+    drive.join()
+    unclaimed(drive)
+    assert drive.finish.error == "ST101"
+
+
+def test_a_stop_ends_a_run_that_cannot_claim_an_attempt() -> None:
+    drive = Drive(backoff_s=(60.0,)).running(step=19)
+    drive.exited(1, -9)
+    drive.answer(victim(0), dead(1, -9))
+    drive.gone()
+    drive.pass_time(61)
+    unclaimed(drive)
+    drive.ask_to_stop()
+    assert drive.finish.error == "SV109"

@@ -15,7 +15,7 @@ from midwatch.audit import Ledger, seal_of
 from midwatch.checkpoint.format import list_checkpoints
 from midwatch.core import StorageError, attempt_name
 from midwatch.faults.types import Verdict
-from midwatch.storage import Fence, claim_attempt, newest_attempt
+from midwatch.storage import Fence, as_storage_error, claim_attempt, newest_attempt
 from midwatch.supervise.bundle import write_bundle
 from midwatch.supervise.chat import Console
 from midwatch.supervise.gathering import Gathering
@@ -49,7 +49,8 @@ class Carrier:
         spec: Of this run.
         members: Who can be ordered.
         console: The hosting launcher.
-        answers: Called with ("evidence", Evidence) or ("wake", None) when something asked for is there.
+        answers: Called with ("evidence", Evidence), ("wake", None) or ("unclaimed", StorageError) when something asked
+            for is there, or cannot be.
     """
 
     def __init__(
@@ -114,9 +115,9 @@ class Carrier:
         """Write a fact down; a full disk must not end training, so it is said and survived."""
         try:
             self.ledger.record(event, step=step, cause=cause, **(data or {}))
-        except StorageError as error:
+        except (OSError, StorageError) as error:
             _log.error("ledger: %s", error)
-            self.say(f"the ledger cannot be written: {error.message}", "error")
+            self.say(f"the ledger cannot be written: {getattr(error, 'message', error)}", "error")
 
     def _seal(self, cause: str) -> None:
         """The attempt's ranks are gone: note how far their ledgers had got, so that a cut-off end is noticed."""
@@ -150,12 +151,14 @@ class Carrier:
     # --- one instruction each ----------------------------------------------------------------------------------
 
     def _launch(self, launch: LaunchAttempt) -> None:
-        names = [
-            info.name
-            for info in list_checkpoints(Path(self._spec.checkpoint_dir), run_dir=self._run_dir)
-            if info.state in ("committed", "verified")
-        ]
-        self._epoch = claim_attempt(self._run_dir, run=self._spec.run, inventory=names, attempt=launch.attempt)
+        try:
+            self._epoch = self._claim(launch.attempt)
+        except OSError as error:
+            self._answers("unclaimed", as_storage_error(error, f"cannot claim the run in {self._run_dir}"))
+            return
+        except StorageError as error:
+            self._answers("unclaimed", error)
+            return
         host = self._members.at(launch.placements[0].node)
         for group_rank, placement in enumerate(launch.placements):
             member = self._members.at(placement.node)
@@ -175,6 +178,14 @@ class Carrier:
                 )
             )
         self._console.send("attempt", attempt=launch.attempt)
+
+    def _claim(self, attempt: int) -> int:
+        names = [
+            info.name
+            for info in list_checkpoints(Path(self._spec.checkpoint_dir), run_dir=self._run_dir)
+            if info.state in ("committed", "verified")
+        ]
+        return claim_attempt(self._run_dir, run=self._spec.run, inventory=names, attempt=attempt)
 
     def _gather(self, asked: GatherEvidence) -> None:
         if self.gathering is not None:

@@ -31,7 +31,16 @@ from midwatch.supervise.decide import InvalidTransition, RunFacts, Supervisor
 from midwatch.supervise.door import Door
 from midwatch.supervise.gathering import Gathering
 from midwatch.supervise.members import Members
-from midwatch.supervise.messages import Event, EvidenceGathered, Finish, LaunchAttempt, NodeLost, StopRequested, Ticked
+from midwatch.supervise.messages import (
+    Event,
+    EvidenceGathered,
+    Finish,
+    LaunchAttempt,
+    LaunchFailed,
+    NodeLost,
+    StopRequested,
+    Ticked,
+)
 from midwatch.supervise.service import Service
 from midwatch.supervise.specs import CoordinatorSpec
 from midwatch.supervise.wire import Endpoint
@@ -166,12 +175,18 @@ class Coordinator:
         if what == "wake":
             # A little late rather than a little early: an early tick would find nothing due.
             loop.call_later(max(0.0, (value - time.monotonic_ns()) / 1e9) + 0.001, self._tick)
+        elif isinstance(value, StorageError):
+            loop.call_soon(self._feed_failure, self.attempt, value)
         elif isinstance(value, Evidence) and self.gathering is not None:
             loop.call_soon(self._feed_evidence, self.gathering.asked.attempt, value)
 
     def _feed_evidence(self, attempt: int, evidence: Evidence) -> None:
         cause = self._cause("evidence")
         self.feed(EvidenceGathered(cause=cause, now_ns=time.monotonic_ns(), attempt=attempt, evidence=evidence))
+
+    def _feed_failure(self, attempt: int, error: StorageError) -> None:
+        cause, now_ns = self._cause("launch"), time.monotonic_ns()
+        self.feed(LaunchFailed(cause=cause, now_ns=now_ns, attempt=attempt, error=error.code, reason=error.message))
 
     def _cause(self, what: str) -> str:
         return f"{what}#{next(self._number)}"

@@ -146,6 +146,10 @@ class Hands:
             self._attempt = None
             return
         self._outbox.put(Started(attempt=order.attempt))
+        mute = [str(proc.rank) for proc in self._attempt.ranks if not proc.out.exists()]
+        if mute:
+            sentence = f"output of ranks {', '.join(mute)} is lost: no logs can be made in {self.setup.run_dir}"
+            self._console.send("say", sentence=sentence, level="error")
         files = [[proc.rank, str(proc.out), str(proc.err)] for proc in self._attempt.ranks]
         self._console.send("started", attempt=order.attempt, files=files)
 

@@ -100,6 +100,15 @@ class CheckpointVerified(_Event, frozen=True, kw_only=True):
     step: int
 
 
+class LaunchFailed(_Event, frozen=True, kw_only=True):
+    """The shell's answer to ``LaunchAttempt`` when the claim could not be written: nobody was told to start."""
+
+    attempt: int
+    error: str
+    """A code."""
+    reason: str
+
+
 class EvidenceGathered(_Event, frozen=True, kw_only=True):
     """The shell's answer to ``GatherEvidence``."""
 
@@ -128,6 +137,7 @@ class Ticked(_Event, frozen=True, kw_only=True):
 Event = (
     NodeJoined
     | NodeLost
+    | LaunchFailed
     | RanksStarted
     | RankExited
     | RankSuspected

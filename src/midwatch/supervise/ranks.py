@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -102,7 +103,7 @@ class LocalAttempt:
             try:
                 proc.process = start_rank(self.setup.command, env, proc.out, proc.err)
             except SuperviseError as error:
-                with proc.err.open("a") as file:
+                with contextlib.suppress(OSError), proc.err.open("a") as file:
                     file.write(f"{error}\n")
                 self._end(proc, _NOT_STARTED)
                 continue

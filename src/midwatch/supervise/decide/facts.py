@@ -95,6 +95,11 @@ def _judged(facts: RunFacts, line: Line) -> None:
     facts.failed_step = line.step
 
 
+def _unclaimed(facts: RunFacts, line: Line) -> None:
+    facts.restarts_used = int(line.data["restarts_used"])
+    facts.restarts_in_a_row += 1
+
+
 def _refilled(facts: RunFacts, line: Line) -> None:
     facts.restarts_used = facts.restarts_in_a_row = 0
     facts.history = ()
@@ -121,6 +126,7 @@ _FOLD = {
     "resume.proven": _proven,
     "fault.suspected": _suspected,
     "fault.judged": _judged,
+    "attempt.unclaimed": _unclaimed,
     "budget.refilled": _refilled,
     "attempt.ended": _ended,
     "run.finished": _finished,

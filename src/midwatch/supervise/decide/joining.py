@@ -87,11 +87,27 @@ def _settle_in(core: Core) -> None:
     if len(gone) == len(attempt.nodes):
         core.say(f"nothing of attempt {attempt.number} is left")
         core.returning = 0
-        launching.proceed(core)
+        if core.stop is not None:
+            stopping.finish_on_request(core)
+        else:
+            launching.proceed(core)
         return
+    _take_up(core, gone)
+
+
+def _take_up(core: Core, gone: list[str]) -> None:
+    """Carry on with what runs; a stop that was asked for meanwhile is due now."""
     launching.adopt(core)
-    if gone:
+    if core.stop is None and gone:
         incidents.open_incident(core, "agent_lost", samples=1, lost_nodes=gone)
+    elif gone:
+        _cannot_save_without(core, gone[0])
+    elif core.stop is not None:
+        stopping.leave(core)
+
+
+def _cannot_save_without(core: Core, node: str) -> None:
+    stopping.begin(core, grace_s=core.watch.grace_s, reason=f"node {node} is gone, so the others cannot save")
 
 
 def _runs(core: Core, name: str, attempt: int) -> bool:
@@ -105,8 +121,8 @@ def join_timed_out(core: Core) -> None:
         return
     attempt = core.attempt
     if launching.has_returned(core) and attempt is not None:
-        gone = [name for name in attempt.nodes if not _runs(core, name, attempt.number)]
-        launching.adopt(core)
-        incidents.open_incident(core, "agent_lost", samples=1, lost_nodes=gone)
-        return
-    launching.give_up_waiting(core)
+        _take_up(core, [name for name in attempt.nodes if not _runs(core, name, attempt.number)])
+    elif core.stop is not None:
+        stopping.finish_on_request(core)
+    else:
+        launching.give_up_waiting(core)

@@ -6,7 +6,7 @@ from midwatch.core import CODES, format_seconds
 from midwatch.supervise.decide import launching
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import Outcome, StopWish
-from midwatch.supervise.messages import AskToSaveAndExit, RanksGone, StopRanks, StopRequested
+from midwatch.supervise.messages import AskToSaveAndExit, LaunchFailed, RanksGone, StopRanks, StopRequested
 
 SWEEP_S = 60.0
 """Beyond the grace, for SIGKILL and the sweep of what is tagged; a node that needs longer is wedged in the kernel."""
@@ -82,7 +82,7 @@ def settle(core: Core) -> None:
     if outcome is not None:
         core.finish(outcome)
         return
-    core.recovering, core.incident = core.incident, None
+    core.recovering, core.incident = core.incident or core.recovering, None
     core.move("backing_off")
     wait_s = core.memory.hold_s if core.is_held else core.memory.backoff_s
     if wait_s <= 0:
@@ -90,6 +90,26 @@ def settle(core: Core) -> None:
         return
     core.arm("backoff", wait_s)
     core.say(f"waiting {format_seconds(wait_s)} before restart {core.launches}")
+
+
+def launch_failed(core: Core, event: LaunchFailed) -> None:
+    """The claim could not be written, so nobody was told to start: try again later, as long as the budget lasts."""
+    attempt = core.attempt
+    if attempt is None or attempt.number != event.attempt or core.state != "starting":
+        core.set_aside("no launch that is still to come")
+        return
+    for name in attempt.nodes:
+        core.roster.nodes[name].running_attempt = 0
+    memory = core.memory
+    if core.launches == 1 or memory.is_spent:
+        code = CODES[event.error]
+        sentence = f"attempt {event.attempt} could not be claimed: {event.reason}"
+        core.outcome = Outcome(exit_code=code.exit_code, error=event.error, sentence=sentence, cause=core.cause)
+    else:
+        memory.grant_restart(is_counted=True)
+    core.record("attempt.unclaimed", error=event.error, reason=event.reason, restarts_used=memory.restarts_used)
+    core.say(f"attempt {event.attempt} could not be claimed: {event.reason}", "error")
+    begin(core, grace_s=0.0, reason=event.reason)
 
 
 def backed_off(core: Core) -> None:
@@ -127,7 +147,10 @@ def stop_requested(core: Core, event: StopRequested) -> None:
     core.record("run.stop_requested", reason=event.reason)
     if core.state == "waiting" and launching.has_returned(core):
         launching.adopt(core)
-    if core.state in ("waiting", "backing_off"):
+    if core.state == "waiting" and core.returning:
+        # Whether ranks run that can still save is known once their agents are back; a live agent takes a second.
+        core.arm("join", min(core.restart.join_timeout_s, core.watch.agent_timeout_s))
+    elif core.state in ("waiting", "backing_off"):
         finish_on_request(core)
     elif core.is_training:
         leave(core)

@@ -20,6 +20,7 @@ from midwatch.supervise.messages import (
     Event,
     EvidenceGathered,
     Instruction,
+    LaunchFailed,
     NodeJoined,
     NodeLost,
     ProgressMade,
@@ -256,6 +257,7 @@ _HANDLERS: dict[type[Any], Callable[[Core, Any], None]] = dict(
     [
         _on(NodeJoined, joining.node_joined),
         _on(NodeLost, joining.node_lost),
+        _on(LaunchFailed, stopping.launch_failed),
         _on(RanksStarted, proof.ranks_started),
         _on(RankExited, exits.rank_exited),
         _on(RankSuspected, incidents.rank_suspected),

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.procs
 
 AGENT = "-m midwatch.supervise.agent"
 COORDINATOR = "-m midwatch.supervise.coordinator"
+GUARDIAN = "-m midwatch.supervise.guardian"
 
 
 @pytest.fixture
@@ -99,6 +100,43 @@ def test_an_agent_that_was_frozen_past_its_time_is_refused_and_its_ranks_end(run
     assert "PR103" in next((run.run_dir / "supervisor").glob("agent-*.log")).read_text()
     assert run.wait(launcher) == 0, run.story()
     run.assert_nothing_left()
+
+
+def test_an_agent_that_stays_frozen_is_replaced(run: Supervised) -> None:
+    launcher = run.start("none", "--set", "watch.agent_timeout_s=1.5", mode="attached", steps=600)
+    run.until_training()
+    os.kill(run.pid_of(AGENT), signal.SIGSTOP)
+    run.until("attempt 2", lambda: run.number("pid-a2-r0"))
+    assert run.number("pid-a1-r0") not in run.pids()
+    assert run.wait(launcher) == 0, run.story()
+    run.assert_nothing_left()
+
+
+def test_a_frozen_coordinator_does_not_hold_up_a_stop(run: Supervised) -> None:
+    launcher = run.start("none", "--set", "watch.agent_timeout_s=1.5", mode="attached", steps=100_000)
+    run.until_training()
+    os.kill(run.pid_of(COORDINATOR), signal.SIGSTOP)
+    launcher.send_signal(signal.SIGTERM)
+    assert run.wait(launcher) == 75, run.story()
+    assert (run.home / "saved-r0").exists()
+    run.assert_nothing_left()
+
+
+def test_a_guardian_that_was_killed_is_replaced_before_it_is_needed(run: Supervised) -> None:
+    launcher = run.start("park", mode="attached", steps=100_000)
+    run.until("the grandchild", lambda: run.number("grandchild"))
+    old = run.pid_of(GUARDIAN)
+    os.kill(old, signal.SIGKILL)
+    run.until("another guardian", lambda: run.pid_of(GUARDIAN) not in (0, old))
+    launcher.kill()
+    run.assert_nothing_left(within_s=3.0)
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "..", "a b", "[red]", "x\n[midwatch] all is well", "n" * 300])
+def test_a_node_name_that_would_leave_the_run_folder_is_refused(run: Supervised, name: str) -> None:
+    launcher = run.start("none", "--node-name", name)
+    assert run.wait(launcher) == 78, run.story()
+    assert not run.run_dir.exists()
 
 
 def test_a_second_run_on_the_folder_is_refused_and_named(run: Supervised) -> None:

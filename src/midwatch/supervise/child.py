@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Final
 
 import msgspec
 
 from midwatch.supervise.chat import read_lines
-from midwatch.supervise.procs import die_with_parent
+from midwatch.supervise.procs import die_with_parent, read_stat
 from midwatch.supervise.waiting import ExitWatch, wait_process
 
 Hear = Callable[[str, dict[str, Any]], None]
+
+_BLINK_S: Final = 2.0
+"""A gap this long between two looks means that we did not run ourselves; what was stopped with us is not to blame."""
 
 
 class Child:
@@ -33,11 +37,17 @@ class Child:
         self._ended = ended
         self._process: subprocess.Popen[bytes] | None = None
         self._task: asyncio.Task[None] | None = None
+        self._stopped_at: float | None = None
+        self._looked_at = 0.0
 
     def start(self, task: msgspec.Struct, env: Mapping[str, str], log: Path, fds: Sequence[int] = ()) -> None:
-        """Start it and hand over its task; ``log`` takes its stderr."""
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab", buffering=0) as stderr:
+        """Start it and hand over its task; ``log`` takes its stderr.
+
+        Raises:
+            OSError: The machine cannot start another process.
+        """
+        self._stopped_at = None
+        with _open_log(log) as stderr:
             self._process = subprocess.Popen(
                 # -P: a file named like one of ours in the working directory must not be imported instead.
                 [sys.executable, "-P", "-m", self.module],
@@ -59,6 +69,26 @@ class Child:
     @property
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    def stopped_s(self, now: float) -> float:
+        """How long it has been stopped (process state T), as far as we have seen; call about every second.
+
+        Args:
+            now: Monotonic seconds.
+        """
+        is_blink = now - self._looked_at > _BLINK_S
+        self._looked_at = now
+        stat = read_stat(self.pid) if self.is_alive else None
+        if stat is None or stat.state != "T":
+            self._stopped_at = None
+        elif self._stopped_at is None or is_blink:
+            self._stopped_at = now
+        return 0.0 if self._stopped_at is None else now - self._stopped_at
+
+    def kill(self) -> None:
+        """End it at once; what follows is as for any other death."""
+        if self._process is not None:
+            self._process.kill()
 
     def send(self, word: str, **data: Any) -> bool:
         """Say something to it; False when it is not there to hear it."""
@@ -104,3 +134,12 @@ class Child:
             except OSError:
                 pass  # A last word it did not read.
         self._ended()
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    """The log, or nothing where the folder cannot be written any more: supervising goes on without it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab", buffering=0)
+    except OSError:
+        return Path(os.devnull).open("ab", buffering=0)

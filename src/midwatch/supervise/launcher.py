@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Final
 
 import msgspec
@@ -36,7 +36,7 @@ from midwatch.supervise.presence import Presence, sweep_the_dead
 from midwatch.supervise.procs import TAG_VARIABLE, become_subreaper, children, kill_tagged, sweep_shm
 from midwatch.supervise.specs import AgentSpec
 from midwatch.supervise.tee import Mode, Tee
-from midwatch.supervise.waiting import wait_process
+from midwatch.supervise.waiting import ExitWatch, wait_process
 
 _TEE_S: Final = 0.1
 _DEATHS: Final = 4
@@ -47,6 +47,12 @@ _END_S: Final = 15.0
 """For a child to end by itself once the run is over; its own waits are shorter."""
 _FORCE_S: Final = 10.0
 """After a repeated signal, beyond the grace: for the coordinator to end the ranks; then we do."""
+_UNHEARD_S: Final = 90.0
+"""After the first signal, beyond both graces: covers the core's time for SIGKILL and the sweep (60 s), and its end."""
+_LOOK_S: Final = 1.0
+"""Between two looks whether a child stands still."""
+_STOPPED_S: Final = 3.0
+"""Beyond watch.agent_timeout_s: the coordinator judges a stopped agent first, and one that wakes by then is refused."""
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 """Slurm announces the end of a job by SIGUSR1 where it was asked to (``--signal``)."""
 
@@ -81,6 +87,7 @@ class Launcher:
         self._env = inherited_environment() | {TAG_VARIABLE: plan.tag}
         self._guardian: subprocess.Popen[bytes] | None = None
         self._guardian_pipe = -1
+        self._guardian_watch: ExitWatch | None = None
         self._coordinator = Child("midwatch.supervise.coordinator", self._hear_coordinator, self._coordinator_ended)
         self._agent = Child("midwatch.supervise.agent", self._hear, self._agent_ended)
         self._is_forced = False
@@ -113,11 +120,12 @@ class Launcher:
         )
         self._start_coordinator()
         self._start_agent()
-        tee = asyncio.create_task(self._show())
+        loops = [asyncio.create_task(self._show()), asyncio.create_task(self._look_after())]
         await self._over.wait()
         await self._end()
         presence.close()
-        tee.cancel()
+        for task in loops:
+            task.cancel()
         self._tee.drain()
         assert self._result is not None
         return self._result
@@ -139,6 +147,7 @@ class Launcher:
             )
         finally:
             os.close(read)
+        self._guardian_watch = ExitWatch(self._guardian.pid, self._guardian_ended)
 
     def _start_coordinator(self) -> None:
         if self._host is not None:
@@ -198,10 +207,30 @@ class Launcher:
 
     # --- standing by -------------------------------------------------------------------------------------------
 
+    async def _look_after(self) -> None:
+        """A child that somebody has stopped is as good as dead, and a dead one can be replaced."""
+        limit_s = self._plan.request.config.watch.agent_timeout_s + _STOPPED_S
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for name, child in (("coordinator", self._coordinator), ("agent", self._agent)):
+                if child.stopped_s(time.monotonic()) > limit_s:
+                    self._say(f"the {name} has been stopped (process state T) for {limit_s:g} s; ending it", "warning")
+                    child.kill()
+
+    def _guardian_ended(self) -> None:
+        if self._over.is_set() or not self._may_restart("guardian"):
+            return
+        assert self._guardian is not None
+        self._guardian.wait()
+        os.close(self._guardian_pipe)
+        with self._starting("guardian"):
+            self._start_guardian()
+
     def _coordinator_ended(self) -> None:
         if not self._over.is_set() and self._may_restart("coordinator"):
             self._say("the coordinator died; starting it again, training goes on", "warning")
-            self._start_coordinator()
+            with self._starting("coordinator"):
+                self._start_coordinator()
 
     def _agent_ended(self) -> None:
         if not self._over.is_set() and self._may_restart("agent"):
@@ -217,7 +246,18 @@ class Launcher:
         for prefix in ("a", "r"):
             sweep_shm(f"midwatch-{self._plan.tag}-{prefix}")
         if not self._over.is_set():
-            self._start_agent()
+            with self._starting("agent"):
+                self._start_agent()
+
+    @contextlib.contextmanager
+    def _starting(self, what: str) -> Generator[None]:
+        """A machine that cannot start another process ends the run: nobody would stand by it."""
+        try:
+            yield
+        except OSError as error:
+            self._is_forced = True
+            sentence = f"the {what} died and cannot be started again: {error}"
+            self._finish(Result(exit_code=EXIT_INTERNAL, error="SV103", sentence=sentence))
 
     def _may_restart(self, what: str) -> bool:
         now = time.monotonic()
@@ -235,13 +275,13 @@ class Launcher:
         self._stops.append(reason)
         child = self._coordinator if self._host is not None else self._agent
         child.send("stop", reason=reason)
-        if len(self._stops) >= 2:
-            # Asked again: the core cuts the ranks' time short, first to watch.grace_s, then to nothing.
-            grace_s = self._plan.request.config.watch.grace_s if len(self._stops) == 2 else 0.0
-            asyncio.get_running_loop().call_later(grace_s + _FORCE_S, self._force)
+        watch = self._plan.request.config.watch
+        # Asked again: the core cuts the ranks' time short, first to watch.grace_s, then to nothing.
+        patience_s = {1: watch.stop_grace_s + watch.grace_s + _UNHEARD_S, 2: watch.grace_s + _FORCE_S}
+        asyncio.get_running_loop().call_later(patience_s.get(len(self._stops), _FORCE_S), self._force)
 
     def _force(self) -> None:
-        sentence = "stopped at once on request; starting again resumes from the newest verified checkpoint"
+        sentence = "stopped on request, by force; starting again resumes from the newest verified checkpoint"
         self._is_forced = True
         self._finish(Result(exit_code=EXIT_REQUEUE, error="SV109", sentence=sentence))
 
@@ -254,6 +294,8 @@ class Launcher:
         await self._coordinator.end(0.0 if self._is_settled or self._is_forced else _END_S)
         await self._sweep({self._guardian.pid if self._guardian else 0})
         sweep_shm(f"midwatch-{self._plan.tag}-")
+        if self._guardian_watch is not None:
+            self._guardian_watch.close()
         os.close(self._guardian_pipe)
         if self._guardian is not None and await wait_process(self._guardian, _END_S) is None:
             self._guardian.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import secrets
 import socket
 import time
@@ -24,7 +25,7 @@ from midwatch.config import (
     resolve_paths,
     slurm_peers,
 )
-from midwatch.core import StorageError, SuperviseError
+from midwatch.core import ConfigError, StorageError, SuperviseError
 from midwatch.storage import newest_attempt, ops, sha256_hex
 from midwatch.supervise.address import listen
 from midwatch.supervise.procs import SHM
@@ -33,6 +34,8 @@ from midwatch.supervise.spawn import NodeSetup, rank_environment, resolve_comman
 from midwatch.supervise.specs import AgentSpec, CarrySpec, CoordinatorSpec
 from midwatch.supervise.wire import StartRanks
 
+_NODE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+"""It becomes part of file names, and is shown to people: nothing that leaves a folder or moves a cursor."""
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +69,8 @@ def plan(request: LaunchRequest) -> Plan:
     """Check what can be checked without starting or writing anything.
 
     Raises:
-        SuperviseError: SV101 the command cannot be started. ConfigError for paths that cannot be expanded.
+        SuperviseError: SV101 the command cannot be started. ConfigError: CF102 a name that cannot be a node's, CF104
+            paths that cannot be expanded.
     """
     return Plan(
         request=request,
@@ -74,8 +78,18 @@ def plan(request: LaunchRequest) -> Plan:
         command=resolve_command(request.command),
         command_hash=sha256_hex(canonical_json(list(request.command))),
         tag=secrets.token_hex(8),
-        node=request.node_name or socket.gethostname(),
+        node=_node_name(request.node_name or socket.gethostname()),
     )
+
+
+def _node_name(name: str) -> str:
+    if not _NODE_NAME.fullmatch(name):
+        raise ConfigError(
+            "CF102",
+            f"node name {name[:40]!r}: must be letters, digits, '.', '_' and '-', at most 128, not '.' or '-' first",
+            hint="Set another one with --node-name.",
+        )
+    return name
 
 
 class FolderLock:

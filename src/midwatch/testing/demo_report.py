@@ -193,11 +193,12 @@ h1 {{ font-size: 1.7rem; margin-bottom: .3rem; }} h2 {{ margin-top: 2.2rem; font
 .good {{ color: var(--good); }} .bad, .problem {{ color: var(--bad); }} .muted, p.how {{ color: var(--soft); }}
 dl {{ display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1.2rem; }} dt {{ color: var(--soft); }}
 dd {{ margin: 0; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }}
+@media (max-width: 40rem) {{ dl {{ grid-template-columns: 1fr; }} dd {{ margin-bottom: .5rem; }} }}
 .scroll {{ overflow-x: auto; }} table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }}
 th, td {{ text-align: left; padding: .45rem .6rem; border-bottom: 1px solid var(--rule); vertical-align: top; }}
 th {{ color: var(--soft); font-weight: 600; font-size: .85rem; }} tr.note td {{ border-bottom: 1px solid var(--rule);
   padding-top: 0; color: var(--soft); font-size: .9rem; }} tr:has(+ tr.note) td {{ border-bottom: 0; }}
-ul {{ margin: 0; padding-left: 1.1rem; }} svg {{ width: 100%; height: auto; }}
+ul {{ margin: 0; padding-left: 1.1rem; }} svg {{ display: block; width: 100%; min-width: 46rem; height: auto; }}
 .grid {{ stroke: var(--rule); }} .tick {{ fill: var(--soft); font-size: 12px; text-anchor: middle; }}
 .tick.left {{ text-anchor: end; }} polyline {{ fill: none; stroke-width: 1.8; }}
 .control {{ stroke: var(--control); stroke-width: 7; stroke-linecap: round; stroke-linejoin: round; }}
@@ -210,9 +211,9 @@ ul {{ margin: 0; padding-left: 1.1rem; }} svg {{ width: 100%; height: auto; }}
 <p>One training run without faults, and the same run with the faults below. Both end here:</p>
 <dl>{facts}</dl>{problems}
 <h2>Loss</h2><p class="how">Pale band: the undisturbed run. Thin lines: one colour an attempt of the run with faults.
-Numbered marks: the faults of the table.</p>{loss_chart}
+Numbered marks: the faults of the table.</p><div class="scroll">{loss_chart}</div>
 <h2>Faults</h2><div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>
 <h2>Progress over time</h2><p class="how">Each fall is work lost since the newest verified checkpoint; each gap is the
-time until training went on.</p>{progress_chart}
+time until training went on.</p><div class="scroll">{progress_chart}</div>
 </body></html>
 """

@@ -5,10 +5,11 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint types contracts unit bench accept clean
+.PHONY: help demo test lint types contracts unit e2e bench accept clean
 help:
 	@echo "make demo    a training run survives five injected faults, bit for bit (under 5 minutes after installing)"
 	@echo "make test    lint, types, contracts, docs, logic (under 15 minutes on 2 cores)"
+	@echo "make e2e     a real Slurm cluster of three nodes, a real browser; needs root on Debian (10 minutes on 2 cores)"
 	@echo "make accept  the figures the project promises, measured here"
 	@echo "make bench   side by side with other launchers"
 	@echo "make lint    ruff only"
@@ -31,6 +32,11 @@ $(VENV)/.dev-installed: $(VENV)/.torch-installed
 	$(PIP) -c constraints.txt -e '.[torch,dev]'
 	@touch $@
 
+$(VENV)/.e2e-installed: $(VENV)/.dev-installed
+	@echo "installing what the end-to-end tests need into $(VENV)"
+	$(PIP) -c constraints.txt -e '.[torch,dev,e2e]'
+	@touch $@
+
 demo: $(VENV)/.torch-installed
 	$(BIN)/midwatch demo
 
@@ -47,7 +53,10 @@ contracts: $(VENV)/.dev-installed
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev-installed
-	$(BIN)/python -m pytest -m "not stress and not gpu"
+	$(BIN)/python -m pytest -m "not stress and not gpu and not e2e"
+
+e2e: $(VENV)/.e2e-installed
+	$(BIN)/python -m pytest -m e2e tests/e2e
 
 accept: $(VENV)/.dev-installed
 	$(BIN)/python bench/accept.py

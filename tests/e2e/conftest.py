@@ -1,0 +1,46 @@
+"""A cluster for each test, torn down whatever happens in it: nodes that one test broke are no other test's concern."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from prerequisites import need_namespaces
+from slurm_lab import ClusterRun, Lab
+
+STEPS = 100
+
+
+@contextmanager
+def cluster() -> Iterator[Lab]:
+    need_namespaces()
+    lab = Lab()
+    try:
+        lab.up()
+        yield lab
+    finally:
+        lab.down()
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with cluster() as lab:
+        yield lab
+
+
+@pytest.fixture
+def run(lab: Lab) -> ClusterRun:
+    return ClusterRun(lab, STEPS)
+
+
+@pytest.fixture(scope="session")
+def undisturbed() -> str:
+    """The weights at the end of a run on two nodes to which nothing happens."""
+    with cluster() as lab:
+        run = ClusterRun(lab, STEPS)
+        assert run.wait(run.start(), 120) == 0, run.story()
+        assert run.events("fault.judged") == [], run.story()
+        (launched,) = run.events("attempt.launched")
+        assert sorted(node for node, _ in launched["data"]["placements"]) == ["n1", "n2"]
+        return run.weights()

@@ -121,3 +121,28 @@ def test_a_full_disk_is_told_with_the_reserve_that_must_stay(tmp_path: Path) -> 
     with pytest.raises(MidwatchError, match=r"needed and 16\.8 MB to spare") as caught:
         check_space(tmp_path, free_space(tmp_path).free_bytes)
     assert caught.value.code == "ST101"
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over_by_itself(tmp_path: Path) -> None:
+    train(tmp_path / "run", 3, dir=str(tmp_path / "mount"))
+    (tmp_path / "mount").rename(tmp_path / "unmounted")
+    for _ in range(2):
+        with pytest.raises(MidwatchError, match=r"the last step-00000002-a0001, and .*mount holds none") as caught:
+            train(tmp_path / "run", 5, dir=str(tmp_path / "mount"))
+        assert caught.value.code == "CK201"
+    shutil.rmtree(tmp_path / "mount", ignore_errors=True)
+    (tmp_path / "unmounted").rename(tmp_path / "mount")
+    assert train(tmp_path / "run", 5, dir=str(tmp_path / "mount")) == 3
+    shutil.rmtree(tmp_path / "mount")
+    assert train(tmp_path / "run", 5, dir=str(tmp_path / "mount"), mode="never") == 0
+
+
+@pytest.mark.parametrize("place", ["file", "dangling"])
+def test_a_checkpoint_folder_that_is_none_is_refused_before_training(tmp_path: Path, place: str) -> None:
+    if place == "file":
+        (tmp_path / place).write_text("")
+    else:
+        (tmp_path / place).symlink_to("nowhere")
+    with pytest.raises(MidwatchError, match="is not a folder") as caught:
+        train(tmp_path / "run", 3, dir=str(tmp_path / place))
+    assert caught.value.code == "ST102"

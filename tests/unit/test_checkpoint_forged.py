@@ -1,4 +1,4 @@
-"""A checkpoint forged with sound seals is refused, never followed out of its folder, and hides no other from readers."""
+"""A checkpoint forged with sound seals is refused, not followed out of its folder, and hides no other from readers."""
 
 from __future__ import annotations
 

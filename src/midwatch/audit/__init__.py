@@ -4,7 +4,7 @@ from midwatch.audit.journal import Journal, read_journal
 from midwatch.audit.ledger import Ledger, Seal, seal_of
 from midwatch.audit.line import GENESIS, LedgerLine
 from midwatch.audit.provenance import Provenance, code_hash, collect_provenance, entry_script, git_state
-from midwatch.audit.reading import ledger_files, merged, read_ledger
+from midwatch.audit.reading import known_checkpoints, ledger_files, merged, read_ledger
 from midwatch.audit.runfile import RunInfo, ensure_run, read_run
 from midwatch.audit.verify import LedgerProblem, LedgerReport, RunLedgerReport, verify_ledger, verify_run
 
@@ -24,6 +24,7 @@ __all__ = [
     "ensure_run",
     "entry_script",
     "git_state",
+    "known_checkpoints",
     "ledger_files",
     "merged",
     "read_journal",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 
@@ -43,6 +44,24 @@ def merged(run_dir: Path) -> list[LedgerLine]:
     """
     streams = [_timed(path) for path in ledger_files(run_dir)]
     return [line for _, _, _, line in heapq.merge(*streams, key=lambda item: item[:3])]
+
+
+def known_checkpoints(run_dir: Path) -> list[str]:
+    """Names of the checkpoints that the ledgers tell of as verified in the shared tier and not pruned, oldest first."""
+    try:
+        lines = merged(run_dir)
+    except LedgerError:
+        return []
+    names: dict[str, None] = {}
+    for line in lines:
+        is_shared = line.event == "checkpoint.uploaded" or line.data.get("tier") == "shared"
+        if not is_shared or line.event not in ("checkpoint.verified", "checkpoint.uploaded"):
+            continue
+        names[str(line.data.get("name", ""))] = None
+        pruned = line.data.get("pruned")
+        for name in cast("list[Any]", pruned) if isinstance(pruned, list) else []:
+            names.pop(str(name), None)
+    return list(names)
 
 
 def _lines(path: Path) -> Iterator[LedgerLine]:

@@ -8,6 +8,7 @@ where there is nothing to lose: when checkpoints exist but none can be trusted, 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from midwatch.checkpoint.catalog import quarantine as move_to_quarantine
 from midwatch.checkpoint.group import ControlGroup
 from midwatch.checkpoint.manifest import MANIFEST_FILE
 from midwatch.checkpoint.verify import Problem, VerifyReport, verify_checkpoint
-from midwatch.core import CheckpointError, MidwatchError, Recorder, error_from_dict
+from midwatch.core import CheckpointError, MidwatchError, Recorder, StorageError, error_from_dict
 from midwatch.storage import as_storage_error
 
 _log = logging.getLogger(__name__)
@@ -138,6 +139,8 @@ class Chooser:
 
     def _found(self) -> list[Candidate]:
         for tier, root in self._roots.items():
+            if os.path.lexists(root) and not root.is_dir():
+                raise StorageError("ST102", f"{root} is not a folder, or a link that leads nowhere", path=str(root))
             self._set_damaged_aside(tier, root)
         found = [(info, tier) for tier, root in self._roots.items() for info in candidates(root, run_dir=self._run_dir)]
         # Stable: of equal copies the first tier's comes first.

@@ -28,7 +28,7 @@ from midwatch.config import Config, RankEnv, read_rank_env, resolve_paths
 from midwatch.core import EXIT_FAILED, EXIT_REQUEUE, CheckpointError, SuperviseError
 from midwatch.pulse import Flag, NullPulse, PulseWriter, writer_from_env
 from midwatch.train.metrics import MetricLog
-from midwatch.train.session import Session, open_session
+from midwatch.train.session import Session, open_session, refuse_if_vanished
 from midwatch.train.settings import fix_paths, load_settings
 from midwatch.train.signals import Signals
 
@@ -112,7 +112,7 @@ class Run:
         the old rank r where there was one (``resume.world_changed`` in the ledger).
 
         Args:
-            mode: ``auto`` starts fresh when there are no checkpoints, ``must`` refuses to, ``never`` always does.
+            mode: ``auto`` starts fresh when there never was a checkpoint, ``must`` refuses to, ``never`` always does.
             path: This checkpoint and no other; may belong to another run.
 
         Collective: yes; after ``init_process_group``.
@@ -125,6 +125,8 @@ class Run:
         self.resumed = point
         mine = session.identity.config_hash
         if point is None:
+            if mode == "auto":
+                refuse_if_vanished(session, self._paths)
             line = f"fresh start, config {mine}"
             session.recorder.record("run.started_fresh", config_hash=mine)
         else:

@@ -10,11 +10,18 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from midwatch.audit import Journal, Ledger, collect_provenance, ensure_run
+from midwatch.audit import Journal, Ledger, collect_provenance, ensure_run, known_checkpoints
 from midwatch.checkpoint import ControlGroup, Identity, raise_remote
 from midwatch.checkpoint.format import committed_names
 from midwatch.config import Config, RankEnv, RunPaths, config_hash
-from midwatch.core import MidwatchError, NullRecorder, Recorder, StorageError, attempt_name
+from midwatch.core import (
+    CheckpointError,
+    MidwatchError,
+    NullRecorder,
+    Recorder,
+    StorageError,
+    attempt_name,
+)
 from midwatch.storage import Fence, as_storage_error, claim_attempt
 
 _log = logging.getLogger(__name__)
@@ -95,6 +102,31 @@ def open_session(config: Config, env: RankEnv, paths: RunPaths, params: Mapping[
     return Session(identity=identity, group=group, recorder=recorder, journal=journal)
 
 
+def refuse_if_vanished(session: Session, paths: RunPaths) -> None:
+    """Before a fresh start: a run whose ledger tells of checkpoints must not begin again because a mount is missing.
+
+    Collective: yes, all ranks.
+
+    Raises:
+        CheckpointError: CK201 naming the newest checkpoint that is gone.
+    """
+    facts = session.group.broadcast(_vanished(paths) if session.identity.rank == 0 else None)
+    raise_remote(facts)
+
+
+def _vanished(paths: RunPaths) -> dict[str, Any]:
+    known, folder = known_checkpoints(paths.run_dir), paths.checkpoint_dir
+    if not known:
+        return {}
+    error = CheckpointError(
+        "CK201",
+        f"the ledger tells of {len(known)} verified checkpoints, the last {known[-1]}, and {folder} holds none of them",
+        hint="Mount the storage or correct checkpoint.dir; start over on purpose with resume(mode='never').",
+        path=str(folder),
+    )
+    return {"error": error.as_dict()}
+
+
 def _place(env: RankEnv) -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
@@ -107,8 +139,9 @@ def _settle(config: Config, env: RankEnv, paths: RunPaths) -> dict[str, Any]:
         run = ensure_run(paths.run_dir, name=config.run.name, run=env.run).run
         attempt = env.attempt
         if attempt == 0:
-            names = committed_names(paths.checkpoint_dir)
-            attempt = claim_attempt(paths.run_dir, run=run, inventory=names)
+            # With those the ledger knows: a claim made while a mount is missing must not fence them off for good.
+            names = {*committed_names(paths.checkpoint_dir), *known_checkpoints(paths.run_dir)}
+            attempt = claim_attempt(paths.run_dir, run=run, inventory=sorted(names))
         Fence(paths.run_dir, attempt).check()
     except MidwatchError as error:
         return {"error": error.as_dict()}

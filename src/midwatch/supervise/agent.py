@@ -1,8 +1,8 @@
 """The node agent: one per node, parent of the ranks, eyes and hands of the coordinator.
 
 It never decides. Each cycle reads the world (slots, process states), compares, and tells what is new. Orders come by
-long poll and are carried out. Out of the coordinator's reach it lets the ranks train on and keeps trying. Its own death
-takes the ranks with it (parent-death signal); the end of its launcher ends it.
+long poll and are carried out. Out of the coordinator's reach it lets the ranks train on and keeps trying, as long as
+they do train. Its own death takes the ranks with it (parent-death signal); the end of its launcher ends it.
 
 Single-threaded on purpose: the parent-death signal hangs on the thread that started a rank.
 """
@@ -175,7 +175,7 @@ class Agent:
         self._joined.clear()
         if not failures:
             self._unreached = time.monotonic()
-        if not self._hands.has_living_ranks and time.monotonic() - self._unreached > self._spec.patience_s:
+        if not self._hands.has_working_ranks and time.monotonic() - self._unreached > self._spec.patience_s:
             self._console.send("refused", error=error.code, message=error.message)
             self._over.set()
         await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])

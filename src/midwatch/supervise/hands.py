@@ -67,8 +67,8 @@ class Hands:
         return self._attempt.number if self._attempt else 0
 
     @property
-    def has_living_ranks(self) -> bool:
-        return self._attempt is not None and not self._attempt.are_all_ended
+    def has_working_ranks(self) -> bool:
+        return self._attempt is not None and self._attempt.are_any_working
 
     def settle(self, node: str, run: str) -> None:
         """Take the name that the coordinator gave this node."""

@@ -36,6 +36,8 @@ class RankProc:
         self.out, self.err, self.error = files
         self.watch = watch
         self.idle = IdleWatch(time.monotonic_ns())
+        self.is_idle = False
+        """Without a beat: was found standing still with all others, and has not moved since."""
         self.process: subprocess.Popen[bytes] | None = None
         self.exit_watch: ExitWatch | None = None
         self.exited: Exited | None = None
@@ -113,6 +115,11 @@ class LocalAttempt:
     def are_all_ended(self) -> bool:
         return all(not proc.is_alive for proc in self.ranks)
 
+    @property
+    def are_any_working(self) -> bool:
+        """Some rank is alive and not known to stand still."""
+        return any(proc.is_alive and not (proc.watch.is_overdue or proc.is_idle) for proc in self.ranks)
+
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call back after each exit."""
         self._on_change.append(callback)
@@ -146,10 +153,13 @@ class LocalAttempt:
         """
         alive = [proc for proc in self.ranks if proc.is_alive]
         idle = {proc.rank: proc.idle.feed(*_activity(proc), now_ns) for proc in alive}
+        for proc in alive:
+            proc.is_idle = proc.is_idle and idle[proc.rank] > 0.0
         if not alive or any(self.slot(proc).is_attached for proc in alive) or min(idle.values()) < self._patience_s:
             return
         for proc in alive:
             proc.idle.forgive(now_ns)
+            proc.is_idle = True
             self._tell(
                 Suspected(
                     attempt=self.number,

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from midwatch.audit import Ledger, ensure_run
 from midwatch.cli import _checks
 from midwatch.cli.main import VERBS, main
-from midwatch.core import CODES
+from midwatch.core import CODES, ProtocolError
 from midwatch.storage import ops
 
 READING = ("ckpt", "config", "doctor", "explain", "ledger", "status")
@@ -162,6 +162,19 @@ def test_status_of_a_live_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "training" in output
     assert "attempt 3 trains" in output
     assert "2 of 10" in output
+
+
+def test_status_of_a_run_that_another_answers_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from midwatch.supervise import joining
+
+    def refuse(folder: Path) -> None:
+        raise ProtocolError("PR101", "not signed with our token")
+
+    monkeypatch.setattr(joining, "fetch_status", refuse)
+    (run / "supervisor").mkdir()
+    (run / "supervisor" / "coordinator.json").touch()
+    code, document = answer("status", run)
+    assert (code, document["error"]) == (76, "PR101")
 
 
 def test_status_shows_incidents_and_survives_damaged_ones(run: Path) -> None:

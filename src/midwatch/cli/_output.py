@@ -25,6 +25,7 @@ EXIT_CODES = {
     2: "wrong usage",
     65: "data damaged, missing or not to be trusted",
     74: "reading or writing failed",
+    76: "the coordinator's answer cannot be trusted",
     78: "the configuration cannot be used",
 }
 """What the exit codes of the reading verbs mean; ``run`` documents its own."""

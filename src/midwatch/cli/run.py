@@ -57,7 +57,10 @@ def command(
     resume), 93 the same failure would come again, 2, 73, 76, 78 could not start.
     """
     settings = list(overrides)
-    settings += [f"run.dir={json.dumps(run_dir)}"] if run_dir is not None else []
+    if run_dir == "":
+        raise click.BadParameter("must not be empty", param_hint="--run-dir")
+    # Not escaped to ASCII: TOML has no pairs of surrogates.
+    settings += [f"run.dir={json.dumps(run_dir, ensure_ascii=False)}"] if run_dir is not None else []
     settings += [f"restart.max_restarts={max_restarts}"] if max_restarts is not None else []
     request = LaunchRequest(
         command=tuple(words),

@@ -13,16 +13,17 @@ from midwatch.audit import LedgerLine, merged, read_run
 from midwatch.checkpoint.format import newest_verified
 from midwatch.cli._output import exits, json_option, pairs, plain, say, show_json, when
 from midwatch.cli._places import find_place, run_argument, run_folder
-from midwatch.core import UNREADABLE, LedgerError, MidwatchError, SuperviseError
+from midwatch.core import UNREADABLE, LedgerError, MidwatchError, ProtocolError, SuperviseError
 from midwatch.storage import newest_attempt
 
 _SHOWN_LINES = 5
+_OVER = "not supervised, or ended"
 
 
 @click.command(
     "status",
     short_help="What a run is doing.",
-    epilog=exits(65, e65="no run there") + " Example: midwatch status RUN --json",
+    epilog=exits(65, 76, e65="no run there") + " Example: midwatch status RUN --json",
 )
 @run_argument
 @json_option
@@ -43,12 +44,14 @@ def command(run: Path | None, is_json: bool) -> None:
 
 def _ask(folder: Path) -> tuple[dict[str, Any] | None, str]:
     if not (folder / "supervisor" / "coordinator.json").exists():
-        return None, "not supervised, or ended"
+        return None, _OVER
     # aiohttp is loaded only when there is somebody to ask.
     from midwatch.supervise import fetch_status
 
     try:
         return fetch_status(folder), ""
+    except ProtocolError:
+        raise  # Somebody answers there, and not as this run's coordinator would.
     except MidwatchError as error:
         return None, f"no live coordinator: {error.message}"
 
@@ -127,7 +130,9 @@ def _show(document: dict[str, Any]) -> None:
 def _state(document: dict[str, Any]) -> str:
     if document["live"]:
         return str(document["coordinator"].get("state", "live"))
-    return f"not running ({document['remark']})"
+    # A coordinator that does not answer may be dead, stopped, or not ours to ask.
+    state = "not running" if document["remark"] == _OVER else "not answering"
+    return f"{state} ({document['remark']})"
 
 
 def _sentence(event: dict[str, Any]) -> str:

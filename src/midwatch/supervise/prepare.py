@@ -69,17 +69,28 @@ def plan(request: LaunchRequest) -> Plan:
     """Check what can be checked without starting or writing anything.
 
     Raises:
-        SuperviseError: SV101 the command cannot be started. ConfigError: CF102 a name that cannot be a node's, CF104
-            paths that cannot be expanded.
+        SuperviseError: SV101 the command cannot be started. ConfigError: CF102 a name that cannot be a node's, paths
+            that cannot be expanded, text that is not UTF-8.
     """
+    paths = resolve_paths(request.config)
+    for word in (str(paths.run_dir), str(paths.checkpoint_dir), *request.command):
+        _check_text(word)
     return Plan(
         request=request,
-        paths=resolve_paths(request.config),
+        paths=paths,
         command=resolve_command(request.command),
         command_hash=sha256_hex(canonical_json(list(request.command))),
         tag=secrets.token_hex(8),
         node=_node_name(request.node_name or socket.gethostname()),
     )
+
+
+def _check_text(word: str) -> None:
+    """What the ledger and the messages between our processes cannot carry is refused here."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("CF102", f"{word!a} on the command line: must be UTF-8") from None
 
 
 def _node_name(name: str) -> str:

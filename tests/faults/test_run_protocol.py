@@ -207,6 +207,22 @@ def test_a_coordinator_of_an_older_attempt_is_not_obeyed() -> None:
     run(story)
 
 
+def test_a_long_message_of_a_stranger_is_refused_unread() -> None:
+    async def story() -> None:
+        plain = Envelope(session="", attempt=0, sender="x/report", nonce="1", signature="0" * 64)
+        async with world() as there:
+            host, port = there.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            lines = [f"{name}: {value}" for name, value in plain.headers().items()]
+            head = ["POST /v1/report HTTP/1.1", f"Host: {host}", "Content-Length: 60000000", *lines, "", ""]
+            writer.write("\r\n".join(head).encode())
+            # The answer comes though not a byte of the body was sent.
+            assert b" 401 " in await reader.readline()
+            writer.close()
+
+    run(story)
+
+
 def test_nonsense_with_a_good_signature_is_refused_politely() -> None:
     async def story() -> None:
         plain = Envelope(session="s1", attempt=0, sender="agent-1/report", nonce="1")

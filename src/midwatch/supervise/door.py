@@ -18,6 +18,9 @@ Handler = Callable[[Envelope, web.Request, bytes], Awaitable[msgspec.Struct]]
 _BODY_BYTES: Final = 64 * 2**20
 """A report with the evidence of many ranks; more than this is not one of ours."""
 
+_STRANGER_BYTES: Final = 64 * 2**10
+"""A body is checked once it is read, so what may be a stranger's is read only up to here: memory is not his to take."""
+
 
 class Door:
     """Routes and signatures.
@@ -45,10 +48,12 @@ class Door:
         self.app.router.add_route(method, path, serve)
 
     async def _serve(self, request: web.Request, handler: Handler) -> web.Response:
-        body = await request.read()
         try:
             asked = read_envelope(request.headers)
+            body = await self._read(request, asked)
             self._signer.check("request", request.path_qs, asked, body)
+        except OSError:
+            return web.Response(status=400)  # It hung up; nobody reads this.
         except ProtocolError as error:
             # Not signed: whoever cannot sign must not get our signature under a nonce of his choice.
             refusal = Refusal(error=error.code, message=error.message)
@@ -64,6 +69,12 @@ class Door:
             is_final = error.code not in ("PR102", "PR104")
             answer, status = Refusal(error=error.code, message=error.message, is_final=is_final), 409
         return self._answer(request, asked, msgspec.json.encode(answer), status)
+
+    async def _read(self, request: web.Request, asked: Envelope) -> bytes:
+        size = request.content_length
+        if asked.session != self._session and request.can_read_body and (size is None or size > _STRANGER_BYTES):
+            raise ProtocolError("PR101", "a long message from outside this session is not read")
+        return await request.read()
 
     def _check_session(self, asked: Envelope, path: str) -> None:
         if path == "/v1/hello":

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -153,3 +154,11 @@ def test_frames_are_cut_wherever_the_stream_breaks() -> None:
 def test_it_does_not_load_torch() -> None:
     code = "import sys, midwatch.checkpoint.persist; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_job_that_cannot_be_sent_is_not_waited_for(run: SmallRun) -> None:
+    client = WriterClient()
+    with pytest.raises(UnicodeEncodeError):
+        client.submit(msgspec.structs.replace(run.job(10, 0), run="\ud800"))
+    assert client.in_flight == ()
+    client.close(60.0)

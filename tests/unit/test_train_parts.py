@@ -103,3 +103,12 @@ def test_several_ranks_without_a_process_group_are_refused() -> None:
     with pytest.raises(CheckpointError, match="init_process_group") as caught:
         ControlGroup(1, 2)
     assert caught.value.code == "CK205"
+
+
+def test_a_script_that_logs_its_own_step_does_not_move_the_record(tmp_path: Path) -> None:
+    path = tmp_path / "a0001.jsonl"
+    log = MetricLog(Journal(path), every=3)
+    for step in range(3):
+        log.add(step, 0.5, {"step": step * 1000, "attempt": 9, "loss": 1.0})
+    log.close()
+    assert [(record["step"], record["attempt"]) for record in read_journal([path])] == [(0, 1), (1, 1), (2, 1)]

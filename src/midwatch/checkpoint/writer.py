@@ -83,10 +83,11 @@ class WriterClient:
             raise CheckpointError("CK301", f"{job.name}: the committer's job lacks its manifest draft")
         if job.key in self._flying:
             raise CheckpointError("CK301", f"{job.name}: save {job.serial} is already in flight")
+        frame = encode_frame(job)  # before it counts as flying: what cannot be sent must not be waited for
         self.start()
         self._flying[job.key] = job
         self._freed.discard(job.key)
-        if not self._send(encode_frame(job)):
+        if not self._send(frame):
             self._kill()
             self._bury()
 

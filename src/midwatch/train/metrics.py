@@ -11,6 +11,10 @@ from midwatch.audit import Journal
 from midwatch.core import SYSTEM_CLOCK
 
 
+_OURS = frozenset({"step", "ts_ns", "step_s", "attempt"})
+"""Fields that every record has already: a script's word for them must not move a record to another step."""
+
+
 class MetricLog:
     """One attempt's metrics. Values on a device are read when records are written, not when they are logged: reading
     one makes the host wait for the device."""
@@ -23,7 +27,7 @@ class MetricLog:
 
     def add(self, step: int | None, step_s: float | None, values: dict[str, Any]) -> None:
         """Keep one step's values; several calls in one step make one record."""
-        kept = {name: _keep(name, value) for name, value in values.items()}
+        kept = {name: _keep(name, value) for name, value in values.items() if name not in _OURS}
         self._last.update(kept)
         if self._journal is None:
             return

@@ -11,6 +11,8 @@ import pytest
 from supervised import Supervised
 
 from midwatch.audit import verify_run
+from midwatch.checkpoint.format import committed_names
+from midwatch.storage import claim_attempt
 
 pytestmark = [pytest.mark.procs, pytest.mark.torch]
 
@@ -94,3 +96,36 @@ def test_a_cut_off_rank_ledger_is_noticed_because_the_coordinator_sealed_it(run:
     ledger.write_bytes(b"".join(lines[:-1]))
     (problem,) = verify_run(run.run_dir).problems
     assert "was cut off" in problem.message
+
+
+SAVER = """
+import time
+import torch
+import midwatch
+model = torch.nn.Linear(64, 64)
+run = midwatch.attach({"checkpoint": {"interval": 1, "keep_last": 1000}})
+run.track(model=model)
+for step in run.steps(run.resume(), 100_000):
+    time.sleep(0.02)
+"""
+
+
+def test_a_rank_that_was_frozen_before_its_commit_and_replaced_does_not_commit_when_it_thaws(run: Supervised) -> None:
+    run.script.write_text(SAVER)
+    run.start_command([str(run.script)])
+    root = run.run_dir / "checkpoints"
+    run.until("a checkpoint", lambda: committed_names(root))
+    # Its agent first, which would otherwise see it stopped and end it: this node as a whole stands still.
+    frozen = [run.pid_of("-m midwatch.supervise.agent")]
+    os.kill(frozen[0], signal.SIGSTOP)
+    rank, writer = run.pid_of(f"-u {run.script}"), run.pid_of("-m midwatch.checkpoint.persist")
+    run.until("a save on its way", lambda: list(root.glob("*.partial")))
+    os.kill(writer, signal.SIGSTOP)
+    os.kill(rank, signal.SIGSTOP)
+    before = committed_names(root)
+    claim_attempt(run.run_dir, run="r", inventory=before)
+    os.kill(writer, signal.SIGCONT)
+    os.kill(rank, signal.SIGCONT)
+    run.until("the end of the rank", lambda: rank not in run.pids())
+    assert committed_names(root) == before
+    assert "CK401" in next((run.run_dir / "logs" / "a0001").glob("*.err")).read_text()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 from prerequisites import need_namespaces
@@ -30,15 +30,15 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.fixture
-def run(lab: Lab) -> ClusterRun:
-    return ClusterRun(lab, STEPS)
+def run(lab: Lab) -> Iterator[ClusterRun]:
+    with closing(ClusterRun(lab, STEPS)) as run:
+        yield run
 
 
 @pytest.fixture(scope="session")
 def undisturbed() -> str:
     """The weights at the end of a run on two nodes to which nothing happens."""
-    with cluster() as lab:
-        run = ClusterRun(lab, STEPS)
+    with cluster() as lab, closing(ClusterRun(lab, STEPS)) as run:
         assert run.wait(run.start(), 120) == 0, run.story()
         assert run.events("fault.judged") == [], run.story()
         (launched,) = run.events("attempt.launched")

@@ -109,22 +109,22 @@ print(json.dumps(found))
 class ClusterRun:
     """One run folder on the shared file system, and the ``srun``s that work on it."""
 
-    def __init__(self, lab: Lab, steps: int, *settings: str) -> None:
+    def __init__(self, lab: Lab, steps: int) -> None:
         self.lab = lab
         self.steps = steps
+        self.settings = ["checkpoint.interval=10", "run.log_every=1", "restart.backoff_s=[0]"]
         self.run_dir = lab.folder / f"run-{secrets.token_hex(3)}"
         self.result_file = self.run_dir.with_suffix(".json")
-        self._settings = [word for setting in settings for word in ("--set", setting)]
         self.sruns: list[subprocess.Popen[bytes]] = []
 
     def start(self, nodes: str = "n1,n2", *srun_options: str) -> subprocess.Popen[bytes]:
         """The command of the documentation: one launcher a node, no address anywhere."""
         count = len(nodes.split(","))
         launcher = [MIDWATCH, "run", "--nnodes", "2", "--nproc-per-node", "1", "--run-dir", str(self.run_dir)]
-        quick = ["--set", "checkpoint.interval=10", "--set", "run.log_every=1", "--set", "restart.backoff_s=[0]"]
+        settings = [f"--set={setting}" for setting in self.settings]
         trainer = [TRAINER, "--steps", str(self.steps), "--out", str(self.result_file)]
         options = [f"-N{count}", "-w", nodes, "--ntasks-per-node=1", *srun_options]
-        command = self.lab.command("srun", *options, *launcher, *quick, *self._settings, "--", *trainer)
+        command = self.lab.command("srun", *options, *launcher, *settings, "--", *trainer)
         with self._log(len(self.sruns)).open("w") as output:
             srun = subprocess.Popen(
                 command,
@@ -207,6 +207,16 @@ class ClusterRun:
             left = {pid: words for pid, (words, _) in found if any(mark in words for mark in _OURS)}
             assert left == {}, f"left on {node}: {left}{self.story()}"
             assert "midwatch" not in self.lab.node("exec", node, "ls", "/dev/shm")
+
+    def output(self) -> str:
+        """What people saw, of all launchers."""
+        return "".join(self._log(number).read_text() for number in range(len(self.sruns)))
+
+    def close(self) -> None:
+        """End what a failed test left; what runs on the nodes goes with them."""
+        for srun in self.sruns:
+            srun.kill()
+            srun.wait(10)
 
     def story(self) -> str:
         """What there is to read when a test fails."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from slurm_lab import ClusterRun, Lab
+from slurm_lab import ClusterRun
 
 from midwatch.audit import verify_run
 
@@ -20,6 +20,8 @@ pytestmark = [
 
 END_S = 120.0
 """For a run to come to its end: half a minute on two idle cores, of which most is importing torch."""
+LOST_S = 90.0
+"""For a run to give up on a node: both time-outs are at most 10 s; Slurm itself needs 20 s to notice."""
 
 
 def start(run: ClusterRun, *srun_options: str) -> tuple[str, str]:
@@ -83,25 +85,41 @@ def test_a_job_asked_to_end_is_continued_by_the_next(run: ClusterRun, undisturbe
     assert run.weights() == undisturbed
 
 
-def test_a_node_without_power_and_no_spare_ends_the_run(lab: Lab) -> None:
-    run = ClusterRun(lab, 2000, "restart.join_timeout_s=5")
+def test_a_node_without_power_and_no_spare_ends_the_run(run: ClusterRun) -> None:
+    run.steps = 2000  # more than there is time for
+    run.settings.append("restart.join_timeout_s=5")
     host, other = start(run, "--no-kill")
-    lab.node("power-off", other)
-    began = time.monotonic()
-    code = run.wait(run.sruns[0], 90)
-    assert code != 0, run.story()
-    assert time.monotonic() - began < 90
+    lose(run, other)
+    assert run.wait(run.sruns[0], LOST_S) != 0, run.story()
     assert [line["data"]["node"] for line in run.events("node.lost")] == [other], run.story()
     (verdict,) = run.verdicts()
-    assert verdict["root_node"] == other
+    assert (verdict["fault_class"], verdict["root_node"]) == ("agent_lost", other), run.story()
     (ended,) = run.events("run.finished")
-    assert (ended["data"]["exit_code"], ended["data"]["error"]) == (1, "SV106")
+    assert (ended["data"]["exit_code"], ended["data"]["error"]) == (1, "SV106"), run.story()
     run.assert_nothing_left(host)
+
+
+def test_the_hosting_node_without_power_ends_the_launcher_of_the_other(run: ClusterRun) -> None:
+    run.steps = 2000
+    run.settings.append("restart.join_timeout_s=5")
+    host, other = start(run, "--no-kill")
+    run.until_saved(30)  # from the 20th step on it is known how long a step may last
+    lose(run, host)
+    assert run.wait(run.sruns[0], LOST_S) != 0, run.story()
+    assert "[PR104] no answer from http" in run.output(), run.story()
+    run.assert_nothing_left(other)
+
+
+def lose(run: ClusterRun, node: str) -> None:
+    """A node that loses power says no goodbye: no connection of its is closed."""
+    run.lab.node("link", node, "down")
+    run.lab.node("power-off", node)
 
 
 def test_a_third_node_takes_the_place_of_one_without_power(run: ClusterRun, undisturbed: str) -> None:
     _, other = start(run, "--no-kill")
     run.lab.node("power-off", other)
+    run.until(f"the loss of {other}", lambda: run.events("node.lost"))
     assert run.wait(run.start("n3"), END_S) == 0, run.story()
     run.wait(run.sruns[0], END_S)
     assert run.events("run.finished")[-1]["data"]["exit_code"] == 0, run.story()

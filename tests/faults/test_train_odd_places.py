@@ -146,3 +146,10 @@ def test_a_checkpoint_folder_that_is_none_is_refused_before_training(tmp_path: P
     with pytest.raises(MidwatchError, match="is not a folder") as caught:
         train(tmp_path / "run", 3, dir=str(tmp_path / place))
     assert caught.value.code == "ST102"
+
+
+def test_a_local_checkpoint_that_was_not_uploaded_yet_is_resumed_from(tmp_path: Path) -> None:
+    local = str(tmp_path / "near")
+    train(tmp_path / "run", 5, local_dir=local)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000004-a0001")
+    assert train(tmp_path / "run", 7, local_dir=local) == 5

@@ -10,7 +10,6 @@ from torch.distributed.tensor import DTensor
 from midwatch.audit import Journal
 from midwatch.core import SYSTEM_CLOCK
 
-
 _OURS = frozenset({"step", "ts_ns", "step_s", "attempt"})
 """Fields that every record has already: a script's word for them must not move a record to another step."""
 

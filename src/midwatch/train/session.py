@@ -139,15 +139,24 @@ def _settle(config: Config, env: RankEnv, paths: RunPaths) -> dict[str, Any]:
         run = ensure_run(paths.run_dir, name=config.run.name, run=env.run).run
         attempt = env.attempt
         if attempt == 0:
-            # With those the ledger knows: a claim made while a mount is missing must not fence them off for good.
-            names = {*committed_names(paths.checkpoint_dir), *known_checkpoints(paths.run_dir)}
-            attempt = claim_attempt(paths.run_dir, run=run, inventory=sorted(names))
+            attempt = claim_attempt(paths.run_dir, run=run, inventory=_inventory(paths))
         Fence(paths.run_dir, attempt).check()
     except MidwatchError as error:
         return {"error": error.as_dict()}
     except OSError as error:
         return {"error": as_storage_error(error, f"opening {paths.run_dir}").as_dict()}
     return {"run": run, "attempt": attempt}
+
+
+def _inventory(paths: RunPaths) -> list[str]:
+    """What a claim made now must not fence off.
+
+    That is what lies in both tiers, a newest local one not yet uploaded included; and what the ledger knows, for the
+    claim may be made while a mount is missing.
+    """
+    local = paths.checkpoint_local_dir
+    names = {*committed_names(paths.checkpoint_dir), *known_checkpoints(paths.run_dir)}
+    return sorted(names | set(committed_names(local) if local is not None else ()))
 
 
 def _open_ledger(paths: RunPaths, identity: Identity, node: str) -> Recorder:

@@ -232,7 +232,7 @@ def test_a_third_node_and_a_node_with_another_command_are_refused(run: Supervise
 
 def test_a_node_whose_host_is_gone_for_good_gives_up_once_its_ranks_have_ended(run: Supervised) -> None:
     patience = ("--set", "restart.join_timeout_s=2")
-    host = run.start("none", *NODES, *patience, steps=100_000, nproc=1)
+    host = run.start("none", *NODES, steps=100_000, nproc=1)
     run.until("the first node", lambda: run.events("node.joined"))
     other = run.start("none", *NODES, *patience, steps=100_000, nproc=1)
     run.until_training()
@@ -247,7 +247,7 @@ def test_a_node_whose_host_is_gone_does_not_hold_its_devices_for_ranks_that_wait
     script.write_text(
         "import os, sys, time\nopen(f'{sys.argv[1]}/up-r{os.environ[\"RANK\"]}', 'w').write('1')\ntime.sleep(3600)\n"
     )
-    host = run.start_command([str(script), str(run.home)], *NODES, *quick)
+    host = run.start_command([str(script), str(run.home)], *NODES)
     run.until("the first node", lambda: run.events("node.joined"))
     other = run.start_command([str(script), str(run.home)], *NODES, *quick)
     run.until("both ranks", lambda: run.number("up-r0") and run.number("up-r1"))

@@ -129,3 +129,34 @@ def test_a_rank_that_was_frozen_before_its_commit_and_replaced_does_not_commit_w
     run.until("the end of the rank", lambda: rank not in run.pids())
     assert committed_names(root) == before
     assert "CK401" in next((run.run_dir / "logs" / "a0001").glob("*.err")).read_text()
+
+
+LOSES_ITS_MOUNT = """
+import os, sys
+from pathlib import Path
+import torch
+import midwatch
+shared = Path(sys.argv[1])
+model = torch.nn.Linear(4, 4)
+run = midwatch.attach({"checkpoint": {"interval": 2, "async_save": False}})
+run.track(model=model)
+start = run.resume()
+for step in run.steps(start, 9):
+    run.log(loss=1.0)
+    if step == 5 and start == 0:
+        shared.rename(shared.with_suffix(".away"))
+        os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_mount_missing_at_the_claim_does_not_fence_its_checkpoints_for_good(run: Supervised) -> None:
+    run.script.write_text(LOSES_ITS_MOUNT)
+    shared = run.home / "shared"
+    options = ("--set", f'checkpoint.dir="{shared}"', "--set", "restart.backoff_s=[0.0]")
+    launcher = run.start_command([str(run.script), str(shared)], *options, "--max-restarts", "1")
+    assert run.wait(launcher, 120) != 0
+    assert "CK201" in run.story()
+    shared.with_suffix(".away").rename(shared)
+    launcher = run.start_command([str(run.script), str(shared)], *options)
+    assert run.wait(launcher, 120) == 0, run.story()
+    assert run.events("resume.proven")[-1]["step"] == 4

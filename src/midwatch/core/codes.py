@@ -133,6 +133,11 @@ CODES: dict[str, Code] = {
     "SV109": Code("stopped on request", EXIT_REQUEUE, "Start again: it resumes where it stopped."),
     "SV110": Code("no such run or not running", EXIT_DATA, "Check --run-dir."),
     "SV111": Code("nodes disagree about the command", EXIT_CONFIG, "Start every node with the same command line."),
+    "SV112": Code(
+        "a supervising process keeps dying",
+        EXIT_INTERNAL,
+        "Read its log in RUN/supervisor; start again when the machine is well.",
+    ),
     # --- protocol ------------------------------------------------------------------------------------------------
     "PR101": Code("message signature wrong", EXIT_PROTOCOL, "Token and run differ: is this the right run folder?"),
     "PR102": Code(

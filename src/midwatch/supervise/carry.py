@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from midwatch.audit import Ledger, seal_of
-from midwatch.checkpoint.format import list_checkpoints
+from midwatch.audit import Ledger, known_checkpoints, seal_of
+from midwatch.checkpoint.format import committed_names
 from midwatch.core import StorageError, attempt_name
 from midwatch.faults.types import Verdict
 from midwatch.storage import Fence, as_storage_error, claim_attempt, newest_attempt
@@ -180,12 +180,13 @@ class Carrier:
         self._console.send("attempt", attempt=launch.attempt)
 
     def _claim(self, attempt: int) -> int:
-        names = [
-            info.name
-            for info in list_checkpoints(Path(self._spec.checkpoint_dir), run_dir=self._run_dir)
-            if info.state in ("committed", "verified")
-        ]
-        return claim_attempt(self._run_dir, run=self._spec.run, inventory=names, attempt=attempt)
+        """Fence all older attempts, listing what they may be resumed from: what both tiers hold, and what the ledgers
+        know besides, for a mount may be missing at this moment.
+        """
+        folders = [self._spec.checkpoint_dir, *([local] if (local := self._spec.checkpoint_local_dir) else [])]
+        names = {name for folder in folders for name in committed_names(Path(folder))}
+        inventory = sorted(names | set(known_checkpoints(self._run_dir)))
+        return claim_attempt(self._run_dir, run=self._spec.run, inventory=inventory, attempt=attempt)
 
     def _gather(self, asked: GatherEvidence) -> None:
         if self.gathering is not None:

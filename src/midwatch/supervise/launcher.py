@@ -20,8 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from midwatch.config import inherited_environment
-from midwatch.core import SuperviseError
-from midwatch.core.codes import EXIT_INTERNAL, EXIT_REQUEUE
+from midwatch.core.codes import CODES, EXIT_INTERNAL, EXIT_REQUEUE
 from midwatch.supervise.address import route_address
 from midwatch.supervise.child import Child
 from midwatch.supervise.prepare import (
@@ -196,8 +195,7 @@ class Launcher:
     def _refused(self, error: str, message: str) -> None:
         if error == "PR103":
             return  # It was replaced while it was away; it ends now, and we start a new one.
-        refusal = SuperviseError(error, message) if error.startswith("SV") else None
-        exit_code = refusal.exit_code if refusal else 1
+        exit_code = CODES[error].exit_code if error in CODES else EXIT_INTERNAL
         self._finish(Result(exit_code=exit_code, error=error, sentence=message))
 
     async def _show(self) -> None:
@@ -257,7 +255,7 @@ class Launcher:
         except OSError as error:
             self._is_forced = True
             sentence = f"the {what} died and cannot be started again: {error}"
-            self._finish(Result(exit_code=EXIT_INTERNAL, error="SV103", sentence=sentence))
+            self._finish(Result(exit_code=EXIT_INTERNAL, error="SV112", sentence=sentence))
 
     def _may_restart(self, what: str) -> bool:
         now = time.monotonic()
@@ -267,7 +265,7 @@ class Launcher:
             folder = self._plan.paths.supervisor_dir
             sentence = f"the {what} keeps dying ({_DEATHS + 1} times in {_DEATHS_S:g} s); its log is in {folder}"
             self._is_forced = True
-            self._finish(Result(exit_code=EXIT_INTERNAL, error="SV103", sentence=sentence))
+            self._finish(Result(exit_code=EXIT_INTERNAL, error="SV112", sentence=sentence))
         return not is_often
 
     def _stop(self, number: signal.Signals) -> None:

@@ -172,6 +172,7 @@ class Host:
                 run=self.run,
                 run_dir=str(plan.paths.run_dir),
                 checkpoint_dir=str(plan.paths.checkpoint_dir),
+                checkpoint_local_dir=str(plan.paths.checkpoint_local_dir or ""),
                 tag=plan.tag,
                 confirm_s=config.watch.confirm_s,
                 max_restarts=config.restart.max_restarts,

@@ -31,6 +31,7 @@ class CarrySpec(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     run_dir: str
     checkpoint_dir: str
+    checkpoint_local_dir: str = ""
     tag: str
     """Of the hosting launcher: its own agent need not repeat our sentences."""
     confirm_s: float

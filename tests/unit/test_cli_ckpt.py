@@ -65,6 +65,16 @@ def test_ls_means_the_same_by_run_by_folder_and_by_checkpoint(run: Path) -> None
     assert names == [names[0]] * 4
 
 
+def test_ls_finds_checkpoints_that_the_run_keeps_elsewhere(run: Path, tmp_path: Path) -> None:
+    (run / "checkpoints").rename(tmp_path / "shared")
+    ledger = Ledger(run / "ledger" / "a0001-r00000.jsonl", run="r20250101-00000000", attempt=1, rank=0)
+    ledger.record("run.attached", checkpoint_dir=str(tmp_path / "shared"))
+    ledger.close()
+    code, listed = answer("ls", run)
+    assert code == 0
+    assert [info["step"] for info in listed["checkpoints"]] == [30, 20, 10]
+
+
 def test_ls_of_nothing(tmp_path: Path) -> None:
     assert call("ls", tmp_path / "none").exit_code == 65
     assert "CK201" in call("ls", tmp_path / "none").stderr

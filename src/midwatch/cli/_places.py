@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from midwatch.audit import read_ledger
 from midwatch.checkpoint.format import MANIFEST_FILE, CheckpointInfo, list_checkpoints
 from midwatch.config import load_config, read_rank_env, resolve_paths
 from midwatch.core import CheckpointError, SuperviseError, parse_checkpoint_name
@@ -51,8 +52,20 @@ def find_place(path: Path | None) -> Place:
         root = folder.parent.parent if folder.parent.name == "quarantine" else folder.parent
         return Place(root=root, run_dir=_run_of(root), checkpoint=folder)
     if any((path / mark).exists() for mark in _RUN_MARKS):
-        return Place(root=path / "checkpoints", run_dir=path)
+        return Place(root=checkpoint_folder(path), run_dir=path)
     return Place(root=path, run_dir=_run_of(path.absolute()))
+
+
+def checkpoint_folder(run_dir: Path) -> Path:
+    """The shared tier of a run: in its folder, unless its ranks said that ``checkpoint.dir`` put it elsewhere."""
+    inside = run_dir / "checkpoints"
+    if inside.is_dir() or not (run_dir / "ledger").is_dir():
+        return inside
+    for path in sorted((run_dir / "ledger").glob("a*.jsonl"), reverse=True):
+        for line in read_ledger(path):
+            if line.event == "run.attached" and (where := line.data.get("checkpoint_dir")):
+                return Path(str(where))
+    return inside
 
 
 def pick(place: Place, selection: str | None) -> CheckpointInfo | None:

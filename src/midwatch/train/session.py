@@ -97,7 +97,8 @@ def open_session(config: Config, env: RankEnv, paths: RunPaths, params: Mapping[
         return Session(identity=identity, group=group, recorder=NullRecorder())
     recorder = _open_ledger(paths, identity, env.node)
     if provenance is not None:
-        recorder.record("run.attached", world_size=world_size, **msgspec.to_builtins(provenance))
+        where = str(paths.checkpoint_dir)
+        recorder.record("run.attached", world_size=world_size, checkpoint_dir=where, **msgspec.to_builtins(provenance))
     journal = Journal(paths.metrics_dir / f"{attempt_name(identity.attempt)}.jsonl")
     return Session(identity=identity, group=group, recorder=recorder, journal=journal)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from supervised import Supervised
 
-from midwatch.audit import verify_run
+from midwatch.audit import merged, verify_run
 from midwatch.checkpoint.format import committed_names
 from midwatch.storage import claim_attempt
 
@@ -83,6 +83,18 @@ for step in run.steps(run.resume(), 6):
     run.log(loss=1.0)
 dist.destroy_process_group()
 """
+
+
+def test_the_environment_is_recorded_without_its_secrets(run: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "planted-in-the-environment")
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    run.script.write_text(ATTACHED)
+    launcher = run.start_command([str(run.script)], "--nproc-per-node", "2")
+    assert run.wait(launcher, 120) == 0, run.story()
+    (attached,) = [line for line in merged(run.run_dir) if line.event == "run.attached"]
+    assert attached.data["environment"]["NCCL_DEBUG"] == "WARN"
+    files = [path for path in run.run_dir.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"planted-in-the-environment" in path.read_bytes()]
 
 
 def test_a_cut_off_rank_ledger_is_noticed_because_the_coordinator_sealed_it(run: Supervised) -> None:

@@ -14,7 +14,7 @@ Confidence = Literal["certain", "likely", "weak", "unknown"]
 Grade = Literal["G0", "G1", "G2", "G3", "G4", "G5"]
 Action = Literal["restart", "stop", "hold", "requeue", "none"]
 ProcState = Literal["R", "S", "D", "T", "Z", "X", "I", "?"]
-Trigger = Literal["exit", "hang", "agent_lost", "resume_mismatch", "operator"]
+Trigger = Literal["exit", "hang", "agent_lost", "resume_mismatch"]
 """What made somebody doubt the attempt."""
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from midwatch.faults.types import Evidence, Verdict
+from midwatch.faults.types import Evidence, Trigger, Verdict
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="type"):
@@ -182,7 +182,7 @@ class GatherEvidence(_Instruction, frozen=True, kw_only=True):
 
     incident: str
     attempt: int
-    trigger: Literal["exit", "hang", "agent_lost", "resume_mismatch", "operator"]
+    trigger: Trigger
     samples: int
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from midwatch.audit import Journal, Ledger, collect_provenance, ensure_run, known_checkpoints
 from midwatch.checkpoint import ControlGroup, Identity, raise_remote
 from midwatch.checkpoint.format import committed_names
-from midwatch.config import Config, RankEnv, RunPaths, config_hash
+from midwatch.config import Config, RankEnv, RunPaths, config_hash, inherited_environment, redact_environment
 from midwatch.core import (
     CheckpointError,
     MidwatchError,
@@ -97,8 +97,13 @@ def open_session(config: Config, env: RankEnv, paths: RunPaths, params: Mapping[
         return Session(identity=identity, group=group, recorder=NullRecorder())
     recorder = _open_ledger(paths, identity, env.node)
     if provenance is not None:
-        where = str(paths.checkpoint_dir)
-        recorder.record("run.attached", world_size=world_size, checkpoint_dir=where, **msgspec.to_builtins(provenance))
+        recorder.record(
+            "run.attached",
+            world_size=world_size,
+            checkpoint_dir=str(paths.checkpoint_dir),
+            environment=redact_environment(inherited_environment()),
+            **msgspec.to_builtins(provenance),
+        )
     journal = Journal(paths.metrics_dir / f"{attempt_name(identity.attempt)}.jsonl")
     return Session(identity=identity, group=group, recorder=recorder, journal=journal)
 

@@ -102,7 +102,8 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(
     first.until(lambda: newest_verified(checkpoints))
     first.process.kill()
     first.finish()
-    assert re.search(r"^\[midwatch rank 0\] fresh start, config [0-9a-f]{16}$", first.text, re.MULTILINE)
+    line = r"^\[midwatch rank 0\] fresh start, config [0-9a-f]{16} \(run folder .*/midwatch-run\)$"
+    assert re.search(line, first.text, re.MULTILINE)
     second = Script(tmp_path, example, "--steps", str(STEPS))
     assert second.result() == undisturbed
     line = r"^\[midwatch rank 0\] resumed from step (\d+), config ([0-9a-f]{16}) "

@@ -110,7 +110,7 @@ def _show(document: dict[str, Any]) -> None:
         ("attempt", status.get("attempt", document["attempt"])),
         ("step", status.get("step") if document["live"] else ""),
         ("nodes", f"{len(status.get('agents', []))} of {status.get('nodes_wanted', '?')}" if document["live"] else ""),
-        ("restarts", f"{status.get('restarts_used')} of {status.get('max_restarts')}" if document["live"] else ""),
+        ("restart budget", _budget(status) if document["live"] else ""),
         ("newest verified", f"{newest['name']}, {when(newest['written_ns'])[:19]} UTC" if newest else "none"),
         ("incidents", len(document["incidents"])),
         (
@@ -125,6 +125,11 @@ def _show(document: dict[str, Any]) -> None:
     say("\nlast:")
     for sentence in sentences[-_SHOWN_LINES:]:
         say(f"  {plain(sentence)}")
+
+
+def _budget(status: dict[str, Any]) -> str:
+    # Progress fills it up again, so this is not the number of restarts the run has had.
+    return f"{status.get('restarts_used')} of {status.get('max_restarts')} used since the last progress"
 
 
 def _state(document: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ from midwatch.core import format_seconds
 from midwatch.testing.demo_curves import attempt_curves, control_curve, progress_curves
 from midwatch.testing.demo_facts import read_rows
 from midwatch.testing.demo_report import COLUMNS, DemoResult, cells, render
-from midwatch.testing.faultplan import FaultPlan
+from midwatch.testing.faultplan import FaultPlan, firings
 
 WORLD_SIZE = 2
 STEPS = 160
@@ -72,15 +72,20 @@ class Demo:
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
         (out / ".midwatch-demo").touch()
+        self._plan_path: Path | None = None
+        """Of the faults to be announced as they strike."""
+        self._announced = 0
         self._config = out / "midwatch.toml"
         self._config.write_text(f"[run]\nlog_every = 1\n\n[checkpoint]\ninterval = {INTERVAL}\nkeep_last = 3\n")
 
     def run(self) -> DemoResult:
+        plan = self._plan()
+        self._console.print(f"Two runs of {STEPS} steps, with and without faults: two to four minutes on two cores.\n")
         self._heading("1 of 2: the run undisturbed")
         control_s = self._train("control", [str(self._script)])
-        plan = self._plan()
         plan_path = plan.save(self._out / "faults.json")
         self._heading(f"2 of 2: the same run through {len(plan.faults)} faults")
+        self._plan_path = plan_path
         inject = [sys.executable, "-u", "-m", "midwatch.testing.inject", str(plan_path), str(self._script)]
         faulted_s = self._train("faulted", inject)
         return self._result(plan, plan_path, control_s, faulted_s)
@@ -121,7 +126,16 @@ class Demo:
         return time.monotonic() - began
 
     def _pass_on(self, line: str, seconds: float) -> None:
-        """Show a line with its time; the tracebacks of ranks that a fault took down are in the logs, not here."""
+        """Show a line with its time; the tracebacks of ranks that a fault took down are in the logs, not here.
+
+        A fault is on record before it strikes, so its announcement comes before what midwatch says about it.
+        """
+        fired = list(firings(self._plan_path)) if self._plan_path else []
+        for firing in fired[self._announced :]:
+            self._announced += 1
+            where = f"rank {firing.fault.rank}, step {firing.fault.step}"
+            text = f"{seconds:6.1f} s  >>> fault {self._announced}: {firing.fault.title} ({where})"
+            self._console.print(text, style="bold magenta", markup=False, soft_wrap=True)
         if not line.startswith("[rank"):
             self._console.print(f"{seconds:6.1f} s  {line}", markup=False, soft_wrap=True)
 
@@ -171,7 +185,7 @@ def model_parameters(checkpoint: Path) -> int:
 def _print(console: Console, result: DemoResult, report: Path) -> None:
     table = Table(
         *COLUMNS,
-        title="What happened, from the run's own records",
+        title="What happened, from the run's own records; times from the fault, redone in steps",
         title_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),

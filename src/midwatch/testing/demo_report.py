@@ -59,7 +59,7 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.is_identical and not self.problems
 
 
-COLUMNS = ("", "fault", "step", "detected", "culprit", "resumed", "redone", "training again")
+COLUMNS = ("", "fault", "step", "detected", "culprit", "resumed", "redone", "back after")
 
 
 def cells(row: FaultRow) -> tuple[str, ...]:
@@ -212,7 +212,9 @@ ul {{ margin: 0; padding-left: 1.1rem; }} svg {{ display: block; width: 100%; mi
 <dl>{facts}</dl>{problems}
 <h2>Loss</h2><p class="how">Pale band: the undisturbed run. Thin lines: one colour an attempt of the run with faults.
 Numbered marks: the faults of the table.</p><div class="scroll">{loss_chart}</div>
-<h2>Faults</h2><div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>
+<h2>Faults</h2><p class="how">Times count from the fault: until it was detected, and until the
+next step was trained. Redone: steps trained twice.</p>
+<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>
 <h2>Progress over time</h2><p class="how">Each fall is work lost since the newest verified checkpoint; each gap is the
 time until training went on.</p><div class="scroll">{progress_chart}</div>
 </body></html>

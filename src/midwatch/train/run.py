@@ -127,7 +127,7 @@ class Run:
         if point is None:
             if mode == "auto":
                 refuse_if_vanished(session, self._paths)
-            line = f"fresh start, config {mine}"
+            line = f"fresh start, config {mine} (run folder {self._paths.run_dir})"
             session.recorder.record("run.started_fresh", config_hash=mine)
         else:
             digest = point.digest[:16]
@@ -135,6 +135,8 @@ class Run:
             line += f"(checkpoint {point.name}, digest {digest}, tier {point.tier})"
             self._record_resume(session, point)
         print(f"[midwatch rank {session.identity.rank}] {line}", flush=True)
+        for name, reason in point.rejected if point is not None and session.identity.rank == 0 else ():
+            print(f"[midwatch rank 0] not taken: {name}: {reason}", flush=True)
         self._pulse.resumed(point.step if point else None, point.digest[:16] if point else "", mine)
         return point.step + 1 if point else 0
 
@@ -153,6 +155,10 @@ class Run:
         """
         session, _, _, signals = self._open()
         self._await_go()
+        if start >= total and session.identity.rank == 0:
+            line = f"nothing left to train: the next step is {start}, and the script asks for {total} in all"
+            line += f" (for another run, another run.dir; it is {self._paths.run_dir})"
+            print(f"[midwatch rank 0] {line}", flush=True)
         if session.journal is not None:
             session.journal.begin(session.identity.attempt, start)
         for step in range(start, total):

@@ -111,6 +111,9 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(
     (resumed,) = re.findall(line, second.text, re.MULTILINE)
     assert int(resumed[0]) in (4, 8)
     check_books(tmp_path / "midwatch-run")
+    third = Script(tmp_path, example, "--steps", str(STEPS))
+    assert third.result()["weights_sha256"] == undisturbed["weights_sha256"]
+    assert f"nothing left to train: the next step is {STEPS}, and the script asks for {STEPS} in all" in third.text
 
 
 def check_books(run_dir: Path) -> None:

@@ -80,7 +80,7 @@ class Demo:
 
     def run(self) -> DemoResult:
         plan = self._plan()
-        self._console.print(f"Two runs of {STEPS} steps, with and without faults: two to four minutes on two cores.\n")
+        self._console.print(f"Two runs of {STEPS} steps: two to four minutes on two cores.\n")
         self._heading("1 of 2: the run undisturbed")
         control_s = self._train("control", [str(self._script)])
         plan_path = plan.save(self._out / "faults.json")
@@ -198,8 +198,8 @@ def _print(console: Console, result: DemoResult, report: Path) -> None:
             console.print(f"  {row.number}: {remark}", markup=False)
     for problem in result.problems:
         console.print(f"PROBLEM: {problem}", style="bold red", markup=False)
-    console.print(f"\nweights, control run:    sha256 {result.control_sha256 or 'missing'}", markup=False)
-    console.print(f"weights, run with faults: sha256 {result.faulted_sha256 or 'missing'}", markup=False)
+    console.print(f"\nsha256 of the weights\nundisturbed: {result.control_sha256 or 'missing'}", markup=False)
+    console.print(f"with faults: {result.faulted_sha256 or 'missing'}", markup=False)
     verdict = "bit-identical" if result.is_identical else "DIFFERENT"
     spent = f"{format_seconds(result.control_s)} undisturbed, {format_seconds(result.faulted_s)} with faults"
     console.print(f"[bold]{verdict}[/bold] ({spent})")

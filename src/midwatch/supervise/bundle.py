@@ -43,7 +43,8 @@ def report_text(verdict: Verdict, evidence: Evidence, story: tuple[str, ...] = (
     culprit = "nobody in particular" if verdict.root_rank is None else f"rank {verdict.root_rank}"
     where = f" on node {verdict.root_node}" if verdict.root_node else ""
     step = "" if verdict.step is None else f" at step {verdict.step}"
-    victims = f" Victims, not culprits: ranks {_numbers(verdict.victims)}." if verdict.victims else ""
+    hurt = "rank" if len(verdict.victims) == 1 else "ranks"
+    victims = f" Victims, not culprits: {hurt} {_numbers(verdict.victims)}." if verdict.victims else ""
     paragraph = (
         f"{verdict.summary.rstrip('.')}. The cause is laid to {culprit}{where}{step} ({verdict.confidence}; class "
         f"{verdict.fault_class}, grade {verdict.grade}).{victims} Action: {verdict.action} (rule {verdict.rule})."

@@ -15,6 +15,7 @@ Works with a supervisor (``midwatch run``), under torchrun and on a laptop.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import time
@@ -51,7 +52,17 @@ def attach(config: str | Path | Mapping[str, Any] | None = None, *, params: Mapp
         StorageError: ST102, ST104 the supervisor's slot file cannot be used.
     """
     env = read_rank_env()
+    _be_heard(env.rank)
     return Run(load_settings(config, env), env, params or {}, writer_from_env())
+
+
+def _be_heard(rank: int) -> None:
+    """Say who speaks, where the script has not set up logging itself."""
+    ours = logging.getLogger("midwatch")
+    if not ours.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(f"[midwatch rank {rank}] %(levelname)s: %(message)s"))
+        ours.addHandler(handler)
 
 
 class Run:

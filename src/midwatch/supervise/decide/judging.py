@@ -179,4 +179,4 @@ def _what_next(core: Core, is_restart: bool) -> str:
     used, most = core.memory.restarts_used, core.restart.max_restarts
     wait_s = core.memory.hold_s if core.is_held else core.memory.backoff_s
     when = f"in {format_seconds(wait_s)}" if wait_s else "now"
-    return f"restarting {when} from the newest verified checkpoint ({used} of {most} restarts used)"
+    return f"restarting {when} from the newest verified checkpoint ({used} of {most} restarts without progress)"

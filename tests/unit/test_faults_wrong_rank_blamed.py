@@ -161,8 +161,14 @@ def test_when_all_wait_the_one_behind_is_suspected() -> None:
     assert (verdict.fault_class, verdict.root_rank, verdict.confidence) == ("hang", 1, "likely")
 
 
-def test_when_all_wait_alike_nobody_is_named() -> None:
-    verdict = judge(evidence(alive(0, IN_ALL_REDUCE, step=20), alive(1, IN_ALL_REDUCE, step=20), trigger="hang"))
+def test_all_waiting_for_each_other_may_be_a_cable_out_for_seconds() -> None:
+    given = evidence(alive(0, IN_ALL_REDUCE, step=20), alive(1, IN_ALL_REDUCE, step=20), trigger="hang")
+    assert judge(given).action == "none"
+
+
+def test_when_all_still_wait_alike_nobody_is_named() -> None:
+    ranks = (alive(0, IN_ALL_REDUCE, step=20), alive(1, IN_ALL_REDUCE, step=20))
+    verdict = judge(evidence(*ranks, trigger="hang", extensions=1))
     assert (verdict.fault_class, verdict.root_rank, verdict.confidence) == ("hang_everywhere", None, "weak")
 
 

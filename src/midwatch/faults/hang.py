@@ -164,6 +164,10 @@ def _everywhere(evidence: Evidence, alive: Sequence[Living]) -> Located:
             lines=(f"rank {behind[0].rank.rank} is at step {behind[0].rank.step}", *_waiting_lines(alive)),
             confidence="likely" if len(behind) == 1 else "weak",
         )
+    if evidence.extensions == 0 and alive and all(one.is_waiting for one in alive):
+        # A cable out for some seconds looks just like this, and TCP mends it by itself: wait once more.
+        message = "all ranks wait for each other, as during a short cut of the network"
+        return Located(fault_class="no_fault", confidence="weak", message=message, lines=(message,))
     where = "all ranks wait for each other" if any(one.is_waiting for one in alive) else "no rank moves"
     return Located(
         fault_class="hang_everywhere" if any(one.is_waiting for one in alive) else "unknown",

@@ -335,7 +335,7 @@ def broken_hang_bars(fault: str, ours: list[Cell]) -> Iterator[str]:
 
 def median(values: Iterator[float | None]) -> str:
     known = list(values)
-    if not known:
+    if not any(known):
         return "-"
     numbers = [v for v in known if v is not None]
     never = len(known) - len(numbers)

@@ -294,8 +294,9 @@ def report(cells: list[Cell], faults: list[str]) -> int:
         ours = [c for c in cells if c.fault == fault and c.launcher == "midwatch"]
         broken = list(broken_bars(fault, theirs, ours))
         is_good &= not broken
+        seconds = ["-" if fault in NOBODY_TO_BLAME else median(c.train_s for c in side) for side in (theirs, ours)]
         print(
-            f"| {fault} | {median(c.train_s for c in theirs)} | {median(c.train_s for c in ours)} | {blames(theirs)} | "
+            f"| {fault} | {seconds[0]} | {seconds[1]} | {blames(theirs)} | "
             f"{blames(ours)} | {ours[0].fault_class if ours else ''} | {sum(len(c.leftovers) for c in ours)} | "
             f"{'; '.join(broken) or 'ok'} |"
         )
@@ -335,7 +336,7 @@ def broken_hang_bars(fault: str, ours: list[Cell]) -> Iterator[str]:
 
 def median(values: Iterator[float | None]) -> str:
     known = list(values)
-    if not any(known):
+    if not known:
         return "-"
     numbers = [v for v in known if v is not None]
     never = len(known) - len(numbers)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from supervised import Supervised
 
-from midwatch.core import SuperviseError
+from midwatch.core import CODES, SuperviseError
 from midwatch.supervise import fetch_status
 
 pytestmark = pytest.mark.procs
@@ -237,7 +237,7 @@ def test_a_node_whose_host_is_gone_for_good_gives_up_once_its_ranks_have_ended(r
     other = run.start("none", *NODES, *patience, steps=100_000, nproc=1)
     run.until_training()
     host.kill()
-    assert run.wait(other) == 1, run.story()
+    assert run.wait(other) == CODES["PR104"].exit_code, run.story()
     run.assert_nothing_left()
 
 
@@ -252,7 +252,7 @@ def test_a_node_whose_host_is_gone_does_not_hold_its_devices_for_ranks_that_wait
     other = run.start_command([str(script), str(run.home)], *NODES, *quick)
     run.until("both ranks", lambda: run.number("up-r0") and run.number("up-r1"))
     host.kill()
-    assert run.wait(other) == 1, run.story()
+    assert run.wait(other) == CODES["PR104"].exit_code, run.story()
     run.assert_nothing_left()
 
 

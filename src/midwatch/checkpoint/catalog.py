@@ -40,7 +40,12 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     created_ns: int = 0
     digest: str = ""
     sections: dict[str, bool] = {}
+    metrics: dict[str, float | None] = {}
     is_suspect: bool = False
+    pin: str = ""
+    """The label a person gave it; empty: not pinned. A pinned one is never pruned."""
+    is_abandoned: bool = False
+    """A later attempt was resumed from an older one on purpose: this is the branch that was given up."""
     reason: str = ""
     """Why it cannot be used, in words; empty for a good one."""
 

@@ -9,9 +9,10 @@ import msgspec
 
 from midwatch.checkpoint.image import TensorEntry
 from midwatch.checkpoint.manifest import ManifestDraft
+from midwatch.config import KeepConfig, TrustConfig
 from midwatch.storage import CHUNK_BYTES
 
-SaveState = Literal["persisted", "committed", "verified", "uploaded", "failed"]
+SaveState = Literal["persisted", "committed", "verified", "uploaded", "failed", "scrubbed"]
 Tier = Literal["shared", "local"]
 
 MAX_FRAME_BYTES = 2**30
@@ -52,6 +53,11 @@ class SaveJob(msgspec.Struct, frozen=True, kw_only=True):
     protected: tuple[str, ...] = ()
     """Never pruned, e.g. the checkpoint this attempt resumed from."""
     chunk_bytes: int = CHUNK_BYTES
+    board: str = ""
+    """``host:port`` of the run's receipt store; empty: the ranks meet by files in ``root``."""
+    keep: KeepConfig = KeepConfig()
+    """Rules beside ``keep_last``."""
+    trust: TrustConfig = TrustConfig()
 
     @property
     def key(self) -> tuple[str, int]:
@@ -83,6 +89,10 @@ class SaveEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The manifest's digest, from ``committed`` on."""
     pruned: tuple[str, ...] = ()
     """Checkpoints retention removed (committer only)."""
+    nonfinite: tuple[str, ...] = ()
+    """Model tensors that have non-finite values and had none in the checkpoint before."""
+    problem: str = ""
+    """What a scrub found (state ``scrubbed``, which belongs to no save in flight); empty: all is well."""
 
 
 GOODBYE = (0).to_bytes(4, "little")

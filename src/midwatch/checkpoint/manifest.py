@@ -15,6 +15,7 @@ MANIFEST_FILE = "MANIFEST.json"
 VERIFIED_FILE = "VERIFIED.json"
 SUSPECT_FILE = "SUSPECT.json"
 REASON_FILE = "REASON.json"
+PIN_FILE = "PIN.json"
 FORMAT_NAME = "midwatch-checkpoint"
 MAX_CHUNK_BYTES = 2**30
 """A chunk is held in memory whole; ours are far smaller, so more is damage."""
@@ -30,6 +31,11 @@ def receipt_file(rank: int) -> str:
     return f"rank-{rank:05d}.receipt.json"
 
 
+def stats_file(rank: int) -> str:
+    """``rank-00000.stats.json``."""
+    return f"rank-{rank:05d}.stats.json"
+
+
 class Receipt(Owned, frozen=True, kw_only=True):
     """What one rank wrote: sizes and digests of the *staged* bytes, taken before the file system saw them."""
 
@@ -41,6 +47,10 @@ class Receipt(Owned, frozen=True, kw_only=True):
     digest: str
     entries: tuple[TensorEntry, ...]
     sections: tuple[str, ...] = ()
+    digest_kind: str = "xxh3-128"
+    """What ``chunks`` and ``digest`` are; with a signing key a cryptographic one."""
+    layout: str = ""
+    """``layout_digest`` of the entries: equal from save to save while nothing but the values changes."""
 
     @property
     def data_start(self) -> int:
@@ -87,7 +97,8 @@ class ManifestDraft(msgspec.Struct, frozen=True, kw_only=True):
 class Manifest(ManifestDraft, frozen=True, kw_only=True):
     """``MANIFEST.json``: the draft, and what the receipts say.
 
-    ``digest`` is SHA-256 over the canonical JSON with an empty ``digest``. A NaN loss is stored as null.
+    ``digest`` is SHA-256 over the canonical JSON with an empty ``digest`` and an empty ``signature``; ``signature`` is
+    the HMAC-SHA256 of ``digest`` with the run's key, where it has one. A NaN loss is stored as null.
     """
 
     format: str = FORMAT_NAME
@@ -99,6 +110,10 @@ class Manifest(ManifestDraft, frozen=True, kw_only=True):
     chunk_bytes: int = CHUNK_BYTES
     files: tuple[FileRecord, ...]
     tensors: dict[str, TensorRecord]
+    digest_kind: str = "xxh3-128"
+    key_id: str = ""
+    """Tells signing keys apart: the first 16 hex digits of the key's own SHA-256; empty: not signed."""
+    signature: str = ""
     digest: str = ""
 
     @property

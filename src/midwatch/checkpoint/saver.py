@@ -41,6 +41,8 @@ class Saver:
         """Name of the checkpoint this attempt resumed from; retention leaves it alone."""
         self.on_safe: Callable[[int], None] = lambda _step: None
         """Called with the step of each checkpoint that became verified in its last tier."""
+        self.board_address = ""
+        """``host:port`` of the receipt store that all ranks reach; empty: they meet by files."""
         self._run_dir = run_dir
         self._config = config
         self._identity = identity
@@ -171,6 +173,9 @@ class Saver:
             commit_timeout_s=self._config.commit_timeout_s,
             keep_last=self._config.keep_last,
             protected=(self.resumed_from,) if self.resumed_from else (),
+            board=self.board_address,
+            keep=self._config.keep,
+            trust=self._config.trust,
         )
         self._writer.submit(job)
 

@@ -4,19 +4,33 @@ from midwatch.config.env import RankEnv, RunPaths, expand_path, inherited_enviro
 from midwatch.config.hashing import canonical_json, config_hash
 from midwatch.config.load import LoadedConfig, Origin, dump_config, flatten_config, load_config, trace_config
 from midwatch.config.redact import REDACTED, is_secret_name, redact, redact_environment, redact_list, redact_text
-from midwatch.config.schema import CheckpointConfig, Config, RestartConfig, RunConfig, WatchConfig
+from midwatch.config.schema import (
+    CheckpointConfig,
+    Config,
+    KeepConfig,
+    RestartConfig,
+    ResumeConfig,
+    RunConfig,
+    StagingConfig,
+    TrustConfig,
+    WatchConfig,
+)
 from midwatch.config.slurm import slurm_peers
 
 __all__ = [
     "REDACTED",
     "CheckpointConfig",
     "Config",
+    "KeepConfig",
     "LoadedConfig",
     "Origin",
     "RankEnv",
     "RestartConfig",
+    "ResumeConfig",
     "RunConfig",
     "RunPaths",
+    "StagingConfig",
+    "TrustConfig",
     "WatchConfig",
     "canonical_json",
     "config_hash",

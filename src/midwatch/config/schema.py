@@ -5,7 +5,7 @@ Every leaf is a frozen struct; a bound on a value is written beside it and enfor
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -31,6 +31,63 @@ class RunConfig(_Leaf, frozen=True, kw_only=True):
     """Steps between two metric records on disk (every step is kept in memory until then)."""
 
 
+class KeepConfig(_Leaf, frozen=True, kw_only=True):
+    """Which checkpoints outlive ``checkpoint.keep_last``; a checkpoint stays when any one rule wants it."""
+
+    every_steps: Count = 0
+    """Keep the first verified checkpoint at or after every multiple of this many steps, for good. 0: none."""
+    every_hours: NotNegative = 0.0
+    """Keep one verified checkpoint of every so many hours, for good. 0: none."""
+    best: Count = 0
+    """Keep this many with the best metric. 0: none."""
+    best_metric: Annotated[str, Meta(min_length=1)] = "loss"
+    """A name given to ``run.log``."""
+    best_mode: Literal["min", "max"] = "min"
+    """Whether less or more is better."""
+
+
+class StagingConfig(_Leaf, frozen=True, kw_only=True):
+    """How the state gets from training's memory into the staging buffer."""
+
+    overlap: bool = False
+    """Copy parameters and optimizer state during the next forward and backward; ``optimizer.step`` waits for the copy.
+    Only for scripts that change weights in optimizers alone; a snapshot that changed meanwhile is detected and dropped.
+    """
+    slots: Annotated[int, Meta(ge=1, le=2)] = 2
+    """Staging buffers a rank. With one, a save waits until the one before is written; each takes the local state's size
+    in shared memory."""
+
+
+class TrustConfig(_Leaf, frozen=True, kw_only=True):
+    """What a checkpoint must pass before it counts as verified, and how often it is looked at again."""
+
+    load_test: Literal["sample", "full"] = "sample"
+    """After the read-back, load some tensors, or all of them in a process of its own."""
+    statistics: bool = True
+    """Norm, largest magnitude and number of non-finite values of each tensor, taken while reading back."""
+    nonfinite: Literal["suspect", "warn"] = "suspect"
+    """A model tensor that has non-finite values and had none in the checkpoint before: flag the checkpoint suspect, so
+    that no resume takes it by default, or only say so."""
+    scrub_hours: NotNegative = 24.0
+    """Read every kept checkpoint again this often. 0: never."""
+    read_limit_mb_s: NotNegative = 0.0
+    """Read-back, scrub and copy to the shared tier stay below this many megabytes a second and rank. 0: no limit."""
+    signing_key: str = ""
+    """A file with a secret: shards are then hashed with BLAKE3 (or SHA-256) and manifests signed, and an unsigned or
+    wrongly signed checkpoint is refused. Empty: hashes find accidents, not attackers."""
+
+
+class ResumeConfig(_Leaf, frozen=True, kw_only=True):
+    """What a resume takes, and what it refuses."""
+
+    max_attempts: Steps = 4
+    """Attempts that may start from one checkpoint without reaching a newer verified one; after that an older one is
+    chosen, where there is one."""
+    accept: str = ""
+    """The reason why a checkpoint of another run or another configuration is meant; it goes to the ledger. Empty:
+    such a checkpoint is refused."""
+
+
 class CheckpointConfig(_Leaf, frozen=True, kw_only=True):
     """When and how to save (the five words every framework shares come first)."""
 
@@ -52,6 +109,12 @@ class CheckpointConfig(_Leaf, frozen=True, kw_only=True):
     """How long the committer waits for every rank's receipt; names the missing ranks when it gives up."""
     max_failed_saves: Count = 2
     """Consecutive failed background saves that are reported before the next one is raised in training."""
+    absent_on_purpose: tuple[Literal["optimizer", "scheduler", "scaler", "data"], ...] = ()
+    """Parts this run does not have, so that their absence from its checkpoints is not warned about."""
+    keep: KeepConfig = KeepConfig()
+    staging: StagingConfig = StagingConfig()
+    trust: TrustConfig = TrustConfig()
+    resume: ResumeConfig = ResumeConfig()
 
 
 class WatchConfig(_Leaf, frozen=True, kw_only=True):

@@ -65,6 +65,8 @@ CODES: dict[str, Code] = {
     "CK106": Code("manifest damaged or unreadable", EXIT_DATA, "Use an older verified checkpoint."),
     "CK107": Code("checkpoint does not cover every tensor", EXIT_DATA, "A rank's part is missing; use an older one."),
     "CK108": Code("checkpoint format is newer than this midwatch", EXIT_DATA, "Upgrade midwatch."),
+    "CK109": Code("checkpoint is not signed with this run's key", EXIT_DATA, "Check checkpoint.trust.signing_key."),
+    "CK110": Code("checkpoint cannot be loaded", EXIT_DATA, "The bytes are intact and yet do not load; report this."),
     # --- checkpoints: resuming -----------------------------------------------------------------------------------
     "CK201": Code(
         "no checkpoint to resume from", EXIT_DATA, "Check the folder, or allow a fresh start with mode='auto'."
@@ -82,6 +84,14 @@ CODES: dict[str, Code] = {
     "CK206": Code(
         "checkpoint lacks a part the run tracks", EXIT_DATA, "Use a complete one or stop tracking that part."
     ),
+    "CK207": Code(
+        "checkpoint belongs to another configuration",
+        EXIT_DATA,
+        "Restore the configuration, or say why it is meant: checkpoint.resume.accept.",
+    ),
+    "CK208": Code(
+        "every resume from this checkpoint failed", EXIT_DATA, "`midwatch ckpt why-not` counts the attempts."
+    ),
     # --- checkpoints: saving -------------------------------------------------------------------------------------
     "CK301": Code(
         "a background save failed", EXIT_DATA, "The message names the cause; the last verified checkpoint is intact."
@@ -96,6 +106,9 @@ CODES: dict[str, Code] = {
     "CK305": Code("tracked object has no state", EXIT_DATA, "Give it state_dict() and load_state_dict()."),
     "CK306": Code(
         "ranks hold different tensors", EXIT_DATA, "Track the same model on every rank, or shard it with DTensor."
+    ),
+    "CK307": Code(
+        "state changed while it was copied", EXIT_DATA, "Set checkpoint.staging.overlap = false for this script."
     ),
     # --- checkpoints: fencing ------------------------------------------------------------------------------------
     "CK401": Code(

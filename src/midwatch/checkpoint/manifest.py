@@ -112,7 +112,7 @@ class Manifest(ManifestDraft, frozen=True, kw_only=True):
     tensors: dict[str, TensorRecord]
     digest_kind: str = "xxh3-128"
     key_id: str = ""
-    """Tells signing keys apart: the first 16 hex digits of the key's own SHA-256; empty: not signed."""
+    """Tells signing keys apart without telling of them (``SigningKey.key_id``); empty: not signed."""
     signature: str = ""
     digest: str = ""
 
@@ -134,6 +134,8 @@ class VerifiedMark(msgspec.Struct, frozen=True, kw_only=True):
     verified_ns: int
     ranks: tuple[int, ...]
     """Ranks whose shards were checked here: all of them in the shared tier, the node's own in a local tier."""
+    signature: str = ""
+    """HMAC-SHA256 of ``digest`` with the run's key, where it has one."""
     digest: str = ""
 
 
@@ -175,7 +177,8 @@ def seal(record: Manifest | VerifiedMark) -> str:
 
 
 def _digest_of(table: dict[str, Any]) -> str:
-    return sha256_hex(canonical_json({**table, "digest": ""}))
+    # Only what is there is emptied: records of before signatures have no such field, and their digest stands.
+    return sha256_hex(canonical_json({**table, **{name: "" for name in ("digest", "signature") if name in table}}))
 
 
 def _is_sealed(data: bytes) -> bool:

@@ -18,12 +18,21 @@ from midwatch.storage.fence import (
     newest_attempt,
     read_claims,
 )
-from midwatch.storage.hashing import CHUNK_BYTES, chunk_digest, root_digest, sha256_hex
+from midwatch.storage.hashing import (
+    CHUNK_BYTES,
+    FAST_KIND,
+    chunk_digest,
+    is_secure,
+    root_digest,
+    secure_kind,
+    sha256_hex,
+)
 from midwatch.storage.reading import read_chunks, read_uncached
 from midwatch.storage.space import Space, as_storage_error, check_space, free_space
 
 __all__ = [
     "CHUNK_BYTES",
+    "FAST_KIND",
     "AttemptClaim",
     "Fence",
     "Holder",
@@ -35,6 +44,7 @@ __all__ = [
     "claim_attempt",
     "create_exclusive",
     "free_space",
+    "is_secure",
     "late_commits",
     "newest_attempt",
     "ops",
@@ -44,6 +54,7 @@ __all__ = [
     "read_uncached",
     "replace_symlink",
     "root_digest",
+    "secure_kind",
     "sha256_hex",
     "write_atomic",
     "write_json_atomic",

@@ -42,6 +42,11 @@ class OutputFile:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         self._is_direct = is_direct and set_direct(self._fd, True)
 
+    @property
+    def is_direct(self) -> bool:
+        """Writes bypass the page cache, as far as the disk let them until now."""
+        return self._is_direct
+
     def write(self, view: memoryview | bytes) -> None:
         """Append all of ``view``; unaligned tails, and disks that refuse direct writes, go through the page cache."""
         _notice("write", self.path)

@@ -113,11 +113,12 @@ def test_text_names_an_unknown_command() -> None:
             assert verb in verbs, f"{_id(page)} speaks of `midwatch {verb}`"
 
 
-def _keys() -> Iterator[tuple[str, object]]:
-    for table in msgspec.structs.fields(Config):
-        if table.name != "train":
-            for leaf in msgspec.structs.fields(table.type):
-                yield f"{table.name}.{leaf.name}", leaf.default
+def _keys(kind: type[msgspec.Struct] = Config, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for leaf in msgspec.structs.fields(kind):
+        if isinstance(leaf.type, type) and issubclass(leaf.type, msgspec.Struct):
+            yield from _keys(leaf.type, f"{prefix}{leaf.name}.")
+        elif prefix:
+            yield f"{prefix}{leaf.name}", leaf.default
 
 
 @pytest.mark.parametrize(("key", "default"), list(_keys()))
@@ -134,11 +135,12 @@ def test_key_nobody_explains(key: str, default: object) -> None:
 
 def test_text_names_an_unknown_key() -> None:
     keys = {key for key, _ in _keys()}
+    keys |= {key.rpartition(".")[0] for key in keys}  # whole tables
     source = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     tables = {key.partition(".")[0] for key in keys} - {"run"}  # `run.track` and the like are Python
     for page in PAGES:
-        for table, name in re.findall(rf"`({'|'.join(sorted(tables))})\.([a-z_]+)`", page.read_text()):
-            word = f"{table}.{name}"
+        for table, name in re.findall(rf"`({'|'.join(sorted(tables))})((?:\.[a-z_]+)+)`", page.read_text()):
+            word, name = f"{table}{name}", name[1:]
             is_room = (ROOT / "src" / "midwatch" / table / f"{name}.py").exists()
             is_event = f'"{word}"' in source or (table == "checkpoint" and name in get_args(SaveState))
             assert word in keys or is_room or is_event, f"{_id(page)} speaks of {word}"

@@ -211,7 +211,7 @@ def test_explain_is_not_fussy_and_suggests() -> None:
     assert call("explain", "[ck104]").exit_code == 0
     result = call("explain", "CK140")
     assert result.exit_code == 2
-    assert "did you mean CK401, CK108" in result.stderr
+    assert "did you mean CK401, CK110" in result.stderr
     assert "CK202" in call("explain", "CK999").stderr
     assert call("explain", "../../etc/passwd").exit_code == 2
 

@@ -48,6 +48,15 @@ def test_the_launchers_explicit_values_win_and_its_defaults_do_not(tmp_path: Pat
     assert config.train == {"width": 8, "lr": 1.0}
 
 
+def test_a_value_told_for_an_inner_table_leaves_the_scripts_others_alone(tmp_path: Path) -> None:
+    told = {"checkpoint": {"keep": {"best": 3}}, "train": {"opt": {"eps": 1.0}}}
+    (tmp_path / "told.json").write_text(json.dumps(told))
+    script = {"checkpoint": {"keep": {"best": 1, "every_steps": 1000}}, "train": {"opt": {"eps": 2.0, "name": "sgd"}}}
+    config = load_settings(script, RankEnv(config_path=tmp_path / "told.json"))
+    assert (config.checkpoint.keep.best, config.checkpoint.keep.every_steps) == (3, 1000)
+    assert config.train == {"opt": {"eps": 1.0, "name": "sgd"}}
+
+
 def test_a_misspelt_key_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         load_settings({"checkpoint": {"intervall": 5}}, RankEnv())

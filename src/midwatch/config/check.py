@@ -5,22 +5,36 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, time
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, get_args, get_origin
 
 import msgspec
 
 from midwatch.config.env import real_path
 from midwatch.config.redact import redact
-from midwatch.config.schema import Config
+from midwatch.config.schema import CheckpointConfig, Config
 
-SECTIONS: dict[str, type[msgspec.Struct]] = {
-    field.name: field.type for field in msgspec.structs.fields(Config) if field.name != "train"
-}
+Table = type[msgspec.Struct]
+
+
+def _tables(kind: Table, prefix: str = "") -> Iterator[tuple[str, Table]]:
+    for field in msgspec.structs.fields(kind):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield f"{prefix}{field.name}", field.type
+            yield from _tables(field.type, f"{prefix}{field.name}.")
+
+
+TABLES: dict[str, Table] = dict(_tables(Config))
+"""Every table of ours by its dotted name, an outer one before its inner ones."""
 KEYS: dict[str, msgspec.structs.FieldInfo] = {
-    f"{name}.{field.name}": field for name, section in SECTIONS.items() for field in msgspec.structs.fields(section)
+    f"{name}.{field.name}": field
+    for name, table in TABLES.items()
+    for field in msgspec.structs.fields(table)
+    if f"{name}.{field.name}" not in TABLES
 }
+"""Every value of ours by its dotted name, in the order of the schema."""
+_TOP = [*(name for name in TABLES if "." not in name), "train"]
 
 _EXPECTED = re.compile(
     r"Expected `(?P<kind>[a-z]+)`(?:, got `(?P<got>[a-z]+)`| (?P<range>.*?))?(?: - at `\$(?P<at>.*)`)?$"
@@ -40,27 +54,51 @@ class Problem(NamedTuple):
 
 def unknown_table(name: str) -> Problem:
     """A top-level name that is no table of ours."""
-    near = _near(name, [*SECTIONS, "train"])
-    if not near:
-        near = _near(name, (key.partition(".")[2] for key in KEYS))
-        near = next((key for key in KEYS if key.endswith(f".{near}")), "") if near else ""
-    hint = f"Did you mean {near}?" if near else f"Known tables: {', '.join([*SECTIONS, 'train'])}."
+    near = _near(name, _TOP) or _anywhere(name) or _anywhere(_near(name, map(_last, [*KEYS, *TABLES])))
+    hint = f"Did you mean {near}?" if near else f"Known tables: {', '.join(_TOP)}."
     return Problem("CF101", name, f"unknown table {name!r}" + (f"; did you mean {near}?" if near else ""), hint)
 
 
-def unknown_key(section: str, name: str) -> Problem:
+def unknown_key(table: str, name: str) -> Problem:
     """A name inside a table of ours that the table does not have."""
-    own = [key.partition(".")[2] for key in KEYS if key.startswith(f"{section}.")]
+    own = [_last(key) for key in _inside(table)]
     near = _near(name, own)
-    suggestion = f"{section}.{near}" if near else next((key for key in KEYS if key.endswith(f".{name}")), "")
-    hint = f"Did you mean {suggestion}?" if suggestion else f"Keys of [{section}]: {', '.join(own)}."
+    suggestion = f"{table}.{near}" if near else _anywhere(name) or _anywhere(_near(name, map(_last, _below(table))))
+    hint = f"Did you mean {suggestion}?" if suggestion else f"Keys of [{table}]: {', '.join(own)}."
     tail = f"; did you mean {suggestion}?" if suggestion else ""
-    return Problem("CF101", f"{section}.{name}", f"unknown key {section}.{name}{tail}", hint)
+    return Problem("CF101", f"{table}.{name}", f"unknown key {table}.{name}{tail}", hint)
 
 
 def not_a_table(name: str, value: Any) -> Problem:
     """A table's name with a plain value behind it."""
-    return Problem("CF103", name, f"{name} = {_shown(name, value)}: must be a table, written [{name}]")
+    own = [key for key in _inside(name) if key in KEYS]
+    message = f"{name} = {_shown(name, value)}: must be a table, written [{name}]"
+    outer, _, last = name.rpartition(".")
+    # Beside the table there may be a value of almost its name: keep and keep_last.
+    beside = _near(last, (_last(key) for key in _inside(outer) if key in KEYS)) if outer else ""
+    near = f"{outer}.{beside}" if beside else ""
+    if near:
+        message += f"; did you mean {near}?"
+    hint = f"Did you mean {near}, or one of {', '.join(own)}?" if near else f"Keys of [{name}]: {', '.join(own)}."
+    return Problem("CF103", name, message, hint if own else "")
+
+
+def _inside(table: str) -> list[str]:
+    """What stands directly in a table: its values and its inner tables."""
+    return [key for key in (*KEYS, *TABLES) if key.rpartition(".")[0] == table]
+
+
+def _below(table: str) -> list[str]:
+    return [key for key in (*KEYS, *TABLES) if key.startswith(f"{table}.")]
+
+
+def _anywhere(name: str) -> str:
+    """The dotted key or table whose last word is ``name``."""
+    return next((key for key in (*KEYS, *TABLES) if name and _last(key) == name), "")
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def convert(key: str, value: Any) -> tuple[Any, Problem | None]:
@@ -90,15 +128,32 @@ def train_problems(value: Mapping[Any, Any], path: str = "train", depth: int = 0
 
 def contradictions(config: Config) -> Iterable[Problem]:
     """Values that are each fine and do not go together."""
-    watch, checkpoint = config.watch, config.checkpoint
+    watch = config.watch
     if watch.confirm_s > watch.floor_s:
         yield _pair("watch.confirm_s", watch.confirm_s, "watch.floor_s", watch.floor_s, "must not exceed")
     if watch.floor_s > watch.phase_timeout_s:
         yield _pair("watch.floor_s", watch.floor_s, "watch.phase_timeout_s", watch.phase_timeout_s, "must not exceed")
-    local, shared = checkpoint.local_dir, checkpoint.dir or f"{config.run.dir}/checkpoints"
+    yield from _of_checkpoints(config.checkpoint, config.checkpoint.dir or f"{config.run.dir}/checkpoints")
+
+
+def _of_checkpoints(checkpoint: CheckpointConfig, shared: str) -> Iterable[Problem]:
+    local, keep, key_file = checkpoint.local_dir, checkpoint.keep, checkpoint.trust.signing_key
     if local and real_path(local).is_relative_to(real_path(shared)):
         # The shared tier would list the local tier's folders as its own and the copy would overwrite its source.
         yield _pair("checkpoint.local_dir", local, "checkpoint.dir", shared, "must lie outside")
+    if key_file and real_path(key_file).is_relative_to(real_path(shared)):
+        # Whoever gets a copy of the checkpoints would get the power to sign others.
+        yield _pair("checkpoint.trust.signing_key", key_file, "checkpoint.dir", shared, "must lie outside")
+    if checkpoint.staging.overlap and not checkpoint.async_save:
+        yield _pair("checkpoint.staging.overlap", True, "checkpoint.async_save", False, "does not go with")
+    if keep.best and keep.best_mode == "max" and _is_loss(keep.best_metric):
+        # It would keep the worst ones, and nobody would notice before the good ones are gone.
+        yield _pair("checkpoint.keep.best_mode", "max", "checkpoint.keep.best_metric", keep.best_metric, "is wrong for")
+
+
+def _is_loss(metric: str) -> bool:
+    words = [word for word in re.split(r"[^a-z0-9]+", metric.lower()) if word]
+    return bool(words) and words[-1] == "loss" and not words[0].startswith("neg")
 
 
 def _pair(key: str, value: Any, other: str, other_value: Any, relation: str) -> Problem:
@@ -109,6 +164,8 @@ def _pair(key: str, value: Any, other: str, other_value: Any, relation: str) -> 
 def _misfit(key: str, value: Any, error: str) -> Problem:
     match = _EXPECTED.match(error)
     shown = f"{key}{match['at'] or '' if match else ''} = {_shown(key, value)}"
+    if match is None and (words := _words(KEYS[key].type)):
+        return Problem("CF102", key, f"{shown}: must be {words}")
     if match is None:
         return Problem("CF103", key, f"{shown}: {error}")
     kind = _KINDS.get(match["kind"], match["kind"])
@@ -116,6 +173,14 @@ def _misfit(key: str, value: Any, error: str) -> Problem:
         return Problem("CF102", key, f"{shown}: {_range(match['range'])}")
     got = _GOT.get(match["got"] or "", match["got"] or "something else")
     return Problem("CF103", key, f"{shown}: must be {kind}, not {got}")
+
+
+def _words(kind: Any) -> str:
+    """The words that a field takes, where it takes only certain ones: ``'a', 'b' or 'c'``."""
+    if get_origin(kind) is not Literal:
+        return next(filter(None, map(_words, get_args(kind))), "")
+    *most, last = sorted(map(repr, get_args(kind)))
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def _range(bound: str) -> str:
@@ -126,7 +191,8 @@ def _range(bound: str) -> str:
 
 
 def _shown(key: str, value: Any) -> str:
-    shown = repr(redact(value, key.rpartition(".")[2]))
+    # Our own keys hold no secrets: what is called a key is the path of its file.
+    shown = repr(redact(value, "" if key in KEYS else _last(key)))
     return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 

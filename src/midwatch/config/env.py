@@ -38,11 +38,13 @@ class RankEnv(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunPaths(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run keeps what; absolute. ``checkpoint_local_dir`` is None without a node-local tier."""
+    """Where a run keeps what; absolute. ``checkpoint_local_dir`` is None without a node-local tier, ``signing_key``
+    without signatures."""
 
     run_dir: Path
     checkpoint_dir: Path
     checkpoint_local_dir: Path | None
+    signing_key: Path | None = None
 
     @property
     def ledger_dir(self) -> Path:
@@ -110,11 +112,12 @@ def resolve_paths(config: Config, env: RankEnv | None = None) -> RunPaths:
     """
     told = env.run_dir if env is not None else None
     run_dir = told.absolute() if told is not None else expand_path("run.dir", config.run.dir)
-    shared, local = config.checkpoint.dir, config.checkpoint.local_dir
+    shared, local, key = config.checkpoint.dir, config.checkpoint.local_dir, config.checkpoint.trust.signing_key
     return RunPaths(
         run_dir=run_dir,
         checkpoint_dir=expand_path("checkpoint.dir", shared) if shared else run_dir / "checkpoints",
         checkpoint_local_dir=expand_path("checkpoint.local_dir", local) if local else None,
+        signing_key=expand_path("checkpoint.trust.signing_key", key) if key else None,
     )
 
 

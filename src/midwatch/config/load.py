@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -76,7 +77,7 @@ def dump_config(config: Config) -> bytes:
 
 def flatten_config(config: Config) -> dict[str, Any]:
     """Dotted keys and values in the order of the schema, ``train.*`` last, secrets replaced."""
-    flat: dict[str, Any] = {key: getattr(getattr(config, key.split(".")[0]), key.split(".")[1]) for key in check.KEYS}
+    flat: dict[str, Any] = {key: attrgetter(key)(config) for key in check.KEYS}
     for key, value in _flat_train(redact(config.train), "train").items():
         flat[key] = value
     return flat
@@ -99,25 +100,27 @@ class _Merge:
     """Layers laid over each other, and the problems met while doing it."""
 
     def __init__(self) -> None:
-        self.values: dict[str, dict[str, Any]] = {name: {} for name in check.SECTIONS}
+        self.values: dict[str, dict[str, Any]] = {name: {} for name in check.TABLES}
         self.train: dict[str, Any] = {}
         self.origins: dict[str, Origin] = {}
         self.problems: list[tuple[str, check.Problem]] = []
 
     def add(self, layer: Layer) -> None:
         for name, table in layer.values.items():
-            if name != "train" and name not in check.SECTIONS:
+            if name != "train" and name not in check.TABLES:
                 self._note(layer, check.unknown_table(str(name)))
-            elif not isinstance(table, Mapping):
-                self._note(layer, check.not_a_table(name, _plain(table)))
-            elif name == "train":
+            elif name == "train" and isinstance(table, Mapping):
                 self._add_train(layer, cast("Mapping[str, Any]", table))
             else:
-                self._add_table(layer, name, cast("Mapping[str, Any]", table))
+                self._add_table(layer, name, table)
 
     def build(self) -> Config:
-        sections = {name: check.SECTIONS[name](**values) for name, values in self.values.items()}
-        return Config(**cast("dict[str, Any]", sections), train=self.train)
+        built = {name: dict(values) for name, values in self.values.items()}
+        for name in reversed(check.TABLES):  # inner ones before the one they lie in
+            outer, _, last = name.rpartition(".")
+            table = check.TABLES[name](**built[name])
+            built.setdefault(outer, {})[last] = table
+        return Config(**built[""], train=self.train)
 
     def refuse(self, layers: Sequence[Layer]) -> None:
         if not self.problems:
@@ -143,21 +146,30 @@ class _Merge:
             key = key.rpartition(".")[0]
         return self.origins.get(key, Origin())
 
-    def _add_table(self, layer: Layer, section: str, table: Mapping[str, Any]) -> None:
-        for name, raw in table.items():
-            key = f"{section}.{name}"
-            if key not in check.KEYS:
-                self._note(layer, check.unknown_key(section, str(name)))
-                continue
-            value, problem = check.convert(key, _plain(raw))
-            if problem is not None and isinstance(raw, RawText):
-                value, again = check.convert(key, raw.text)
-                problem = problem if again is not None else None
-            if problem is not None:
-                self._note(layer, problem)
-                continue
-            self.values[section][name] = value
-            self.origins[key] = Origin(layer.kind, layer.place(key))
+    def _add_table(self, layer: Layer, name: str, table: Any) -> None:
+        if not isinstance(table, Mapping):
+            self._note(layer, check.not_a_table(name, _plain(table)))
+            return
+        for word, raw in cast("Mapping[str, Any]", table).items():
+            key = f"{name}.{word}"
+            if key in check.TABLES:
+                self._add_table(layer, key, raw)
+            elif key in check.KEYS:
+                self._add_value(layer, key, raw)
+            else:
+                self._note(layer, check.unknown_key(name, str(word)))
+
+    def _add_value(self, layer: Layer, key: str, raw: Any) -> None:
+        value, problem = check.convert(key, _plain(raw))
+        if problem is not None and isinstance(raw, RawText):
+            value, again = check.convert(key, raw.text)
+            problem = problem if again is not None else None
+        if problem is not None:
+            self._note(layer, problem)
+            return
+        table, _, word = key.rpartition(".")
+        self.values[table][word] = value
+        self.origins[key] = Origin(layer.kind, layer.place(key))
 
     def _add_train(self, layer: Layer, table: Mapping[str, Any]) -> None:
         values = cast("dict[str, Any]", _plain(table))

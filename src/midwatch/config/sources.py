@@ -34,7 +34,11 @@ class Layer(msgspec.Struct, frozen=True):
 
     def place(self, key: str) -> str:
         """Where in this layer the dotted key is written, as precisely as can be said."""
-        line = line_of(self.text, key) if self.text else None
+        line = None
+        while self.text and key and not line:
+            # A key of an inline table has no line of its own: the line of the table it stands in.
+            line = line_of(self.text, key)
+            key = key.rpartition(".")[0]
         return f"{self.where}:{line}" if line else self.where
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -23,16 +23,25 @@ def load_settings(source: str | Path | Mapping[str, Any] | None, env: RankEnv) -
         return load_config(source)
     merged = msgspec.to_builtins(load_config(source))
     told = msgspec.to_builtins(load_config(env.config_path))
-    plain = msgspec.to_builtins(Config())
-    for section, table in told.items():
-        departs = {key: value for key, value in table.items() if value != plain[section].get(key)}
-        merged[section].update(departs)
+    _lay_departures(merged, told, msgspec.to_builtins(Config()))
     return load_config(merged)
+
+
+def _lay_departures(base: dict[str, Any], told: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
+    for key, value in told.items():
+        if isinstance(value, Mapping) and isinstance(base.get(key), dict):
+            inner: Any = plain.get(key)
+            _lay_departures(base[key], cast("Mapping[str, Any]", value), inner if isinstance(inner, dict) else {})
+        elif key not in plain or value != plain[key]:
+            base[key] = value
 
 
 def fix_paths(config: CheckpointConfig, paths: RunPaths) -> CheckpointConfig:
     """The same settings with the folders as they were understood at ``attach``: a later ``chdir`` changes nothing."""
-    local = paths.checkpoint_local_dir
+    local, key = paths.checkpoint_local_dir, paths.signing_key
     return msgspec.structs.replace(
-        config, dir=str(paths.checkpoint_dir) if config.dir else "", local_dir="" if local is None else str(local)
+        config,
+        dir=str(paths.checkpoint_dir) if config.dir else "",
+        local_dir="" if local is None else str(local),
+        trust=msgspec.structs.replace(config.trust, signing_key="" if key is None else str(key)),
     )

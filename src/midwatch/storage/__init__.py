@@ -23,11 +23,12 @@ from midwatch.storage.hashing import (
     FAST_KIND,
     chunk_digest,
     is_secure,
+    new_digest,
     root_digest,
     secure_kind,
     sha256_hex,
 )
-from midwatch.storage.reading import read_chunks, read_uncached
+from midwatch.storage.reading import open_regular, read_chunks, read_regular, read_uncached
 from midwatch.storage.space import Space, as_storage_error, check_space, free_space
 
 __all__ = [
@@ -46,11 +47,14 @@ __all__ = [
     "free_space",
     "is_secure",
     "late_commits",
+    "new_digest",
     "newest_attempt",
+    "open_regular",
     "ops",
     "read_chunks",
     "read_claims",
     "read_json",
+    "read_regular",
     "read_uncached",
     "replace_symlink",
     "root_digest",

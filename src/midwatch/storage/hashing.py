@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import xxhash
 
@@ -22,6 +23,22 @@ FAST_KIND = "xxh3-128"
 
 Bytes = memoryview | bytes | bytearray
 _Hash = Callable[[Bytes], str]
+
+
+class Digest(Protocol):
+    """A digest that is fed piece by piece."""
+
+    def update(self, view: Bytes, /) -> object: ...
+
+    def hexdigest(self) -> str: ...
+
+
+def new_digest(kind: str = FAST_KIND) -> Digest:
+    """For a chunk that lies in several pieces: fed all of them, it equals ``chunk_digest``, and raises as that does."""
+    _hash_of(kind)
+    if kind == FAST_KIND:
+        return xxhash.xxh3_128()
+    return hashlib.sha256() if kind == "sha256" else importlib.import_module("blake3").blake3()
 
 
 def chunk_digest(view: Bytes, kind: str = FAST_KIND) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,27 @@ from midwatch.storage.hashing import CHUNK_BYTES
 from midwatch.storage.ops import DIRECT_ALIGNMENT, set_direct
 
 
+def open_regular(path: Path) -> int:
+    """A descriptor for reading a file; what is none (a pipe, a device, a folder) is refused and never waited for.
+
+    Raises:
+        OSError: Also EINVAL for what is not a regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return fd
+
+
+def read_regular(path: Path) -> bytes:
+    """A small file, from the page cache if it is there. Raises as ``open_regular``."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read()
+
+
 def _open_uncached(path: Path) -> int:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_regular(path)
     # Dropping works for clean pages only: callers read back after fsync.
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     return fd
@@ -26,7 +46,7 @@ def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES, *, is_cached: bool =
         chunk_bytes: A multiple of 4096, else the page cache is used after dropping it.
         is_cached: Allow the page cache (a copy that is hashed anyway); False reads from the medium.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if is_cached else _open_uncached(path)
+    fd = open_regular(path) if is_cached else _open_uncached(path)
     try:
         is_direct = not is_cached and chunk_bytes % DIRECT_ALIGNMENT == 0 and set_direct(fd, True)
         view = memoryview(mmap.mmap(-1, chunk_bytes))  # page-aligned, as direct reads want it

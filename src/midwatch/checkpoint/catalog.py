@@ -10,16 +10,27 @@ from typing import Literal
 import msgspec
 
 from midwatch.checkpoint.board import BOARD_FOLDER
-from midwatch.checkpoint.manifest import MANIFEST_FILE, REASON_FILE, SUSPECT_FILE, Manifest, decode_manifest
+from midwatch.checkpoint.lineage import Lineage
+from midwatch.checkpoint.manifest import (
+    MANIFEST_FILE,
+    PIN_FILE,
+    REASON_FILE,
+    SUSPECT_FILE,
+    Manifest,
+    decode_manifest,
+)
 from midwatch.checkpoint.verify import Problem, read_mark
 from midwatch.core import SYSTEM_CLOCK, UNREADABLE, CheckpointError, CheckpointName, parse_checkpoint_name
-from midwatch.storage import canonical_json, late_commits, ops, replace_symlink, write_atomic
+from midwatch.storage import canonical_json, late_commits, ops, read_regular, replace_symlink, write_atomic
 
 PARTIAL_SUFFIX = ".partial"
 LATEST = "latest"
 QUARANTINE = "quarantine"
 
 State = Literal["committed", "verified", "torn", "quarantined", "fenced"]
+
+USABLE = ("verified", "committed")
+"""States that a resume can begin from."""
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +61,11 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Why it cannot be used, in words; empty for a good one."""
 
     @property
+    def is_trusted(self) -> bool:
+        """Whether nothing but its state can keep a resume from it."""
+        return not (self.is_suspect or self.is_abandoned)
+
+    @property
     def order(self) -> tuple[int, int]:
         """Sorts checkpoints from old to new: the newest attempt's line counts, not the highest step.
 
@@ -76,17 +92,15 @@ def list_checkpoints(root: Path, *, run_dir: Path | None = None) -> list[Checkpo
     """Everything of ours in the folder, newest first; foreign files and folders are passed over.
 
     Args:
-        run_dir: Where the attempts' claims are, to recognise fenced ones. None looks beside ``root`` (the default place
-            of the shared tier); a node-local tier has no claims and no fenced ones.
+        run_dir: Where the attempts' claims and resumes are, to recognise fenced and abandoned ones. None looks beside
+            ``root`` (the default place of the shared tier); a node-local tier has neither.
     """
     found = [info for path in _entries(root) if (info := _describe(path))]
     found += [_quarantined(path) for path in _entries(root / QUARANTINE) if _parse(path.name)]
-    claims_dir = run_dir if run_dir is not None else root.absolute().parent
-    usable = [info.name for info in found if info.state in ("committed", "verified")]
-    late = late_commits(claims_dir, usable)
-    listed = [
-        _fenced(info) if info.name in late and info.state in ("committed", "verified") else info for info in found
-    ]
+    books_dir = run_dir if run_dir is not None else root.absolute().parent
+    late = late_commits(books_dir, [info.name for info in found if info.state in USABLE])
+    lineage = Lineage.of(books_dir)
+    listed = [_placed(info, late, lineage) if info.state in USABLE else info for info in found]
     return sorted(listed, key=lambda info: (info.order, info.name), reverse=True)
 
 
@@ -111,13 +125,13 @@ def _describe(path: Path) -> CheckpointInfo | None:
     if path.suffix == PARTIAL_SUFFIX:
         return _torn(path, parsed, "being written, or its writer died")
     try:
-        manifest = decode_manifest((path / MANIFEST_FILE).read_bytes())
+        manifest = decode_manifest(read_regular(path / MANIFEST_FILE))
     except (OSError, CheckpointError) as error:
         return _torn(path, parsed, error.message if isinstance(error, CheckpointError) else str(error))
     if manifest.name != path.name:
         return _torn(path, parsed, f"its manifest is that of {manifest.name}")
     state = "verified" if read_mark(path, manifest) == "valid" else "committed"
-    return _info(path, state, manifest, is_suspect=(path / SUSPECT_FILE).exists())
+    return _info(path, state, manifest)
 
 
 def _torn(path: Path, parsed: CheckpointName, reason: str) -> CheckpointInfo:
@@ -126,7 +140,36 @@ def _torn(path: Path, parsed: CheckpointName, reason: str) -> CheckpointInfo:
     )
 
 
-def _info(path: Path, state: State, manifest: Manifest, *, is_suspect: bool) -> CheckpointInfo:
+class _SuspectRecord(msgspec.Struct):
+    reason: str = "unknown"
+
+
+class _PinRecord(msgspec.Struct):
+    label: str = ""
+
+
+def _suspicion(path: Path) -> str:
+    """Why it is suspect; empty when it is not. A flag that cannot be read is a flag."""
+    try:
+        return msgspec.json.decode(read_regular(path / SUSPECT_FILE), type=_SuspectRecord).reason or "unknown"
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except (OSError, *UNREADABLE):
+        return "unknown"
+
+
+def _pin_label(path: Path) -> str:
+    """Under which label it is pinned; empty when it is not. A pin that cannot be read holds all the same."""
+    try:
+        return msgspec.json.decode(read_regular(path / PIN_FILE), type=_PinRecord).label or "pinned"
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except (OSError, *UNREADABLE):
+        return "pinned"
+
+
+def _info(path: Path, state: State, manifest: Manifest) -> CheckpointInfo:
+    suspicion = _suspicion(path)
     return CheckpointInfo(
         name=path.name,
         path=str(path),
@@ -143,8 +186,10 @@ def _info(path: Path, state: State, manifest: Manifest, *, is_suspect: bool) -> 
         created_ns=manifest.created_ns,
         digest=manifest.digest,
         sections=manifest.sections,
-        is_suspect=is_suspect,
-        reason="marked suspect" if is_suspect else "",
+        metrics=manifest.metrics,
+        is_suspect=bool(suspicion),
+        pin=_pin_label(path),
+        reason=f"marked suspect: {suspicion}" if suspicion else "",
     )
 
 
@@ -152,7 +197,7 @@ def _quarantined(path: Path) -> CheckpointInfo:
     parsed = _parse(path.name)
     assert parsed is not None
     try:
-        reason = msgspec.json.decode((path / REASON_FILE).read_bytes(), type=QuarantineReason).reason
+        reason = msgspec.json.decode(read_regular(path / REASON_FILE), type=QuarantineReason).reason
     except (OSError, *UNREADABLE):
         reason = "unknown"
     return CheckpointInfo(
@@ -160,9 +205,15 @@ def _quarantined(path: Path) -> CheckpointInfo:
     )
 
 
-def _fenced(info: CheckpointInfo) -> CheckpointInfo:
-    reason = f"committed by attempt {info.attempt} after a newer one had taken the run over"
-    return msgspec.structs.replace(info, state="fenced", reason=reason)
+def _placed(info: CheckpointInfo, late: set[str], lineage: Lineage) -> CheckpointInfo:
+    """What the run's books say of it."""
+    if info.name in late:
+        reason = f"committed by attempt {info.attempt} after a newer one had taken the run over"
+        return msgspec.structs.replace(info, state="fenced", reason=reason)
+    if attempt := lineage.abandoned_by(info.name):
+        reason = f"abandoned: attempt {attempt} went back to an older one" + (f"; {info.reason}" if info.reason else "")
+        return msgspec.structs.replace(info, is_abandoned=True, reason=reason)
+    return info
 
 
 def committed_names(root: Path) -> list[str]:
@@ -172,23 +223,23 @@ def committed_names(root: Path) -> list[str]:
 
 
 def newest_verified(root: Path, *, run_dir: Path | None = None) -> CheckpointInfo | None:
-    """What ``latest`` means: the newest verified one that is neither suspect nor fenced."""
+    """What ``latest`` means: the newest verified one that is neither suspect nor fenced nor abandoned."""
     return newest_of(list_checkpoints(root, run_dir=run_dir))
 
 
 def newest_of(listing: Sequence[CheckpointInfo]) -> CheckpointInfo | None:
     """``newest_verified`` of a listing at hand."""
-    sound = [info for info in listing if info.state == "verified" and not info.is_suspect]
+    sound = [info for info in listing if info.state == "verified" and info.is_trusted]
     return max(sound, key=lambda info: info.order, default=None)
 
 
 def candidates(root: Path, *, run_dir: Path | None = None) -> list[CheckpointInfo]:
     """What may be resumed from, best first: verified ones newest first, then committed ones, to be verified first.
 
-    Suspect, fenced, torn and quarantined ones are left out.
+    Suspect, abandoned, fenced, torn and quarantined ones are left out.
     """
     listed = list_checkpoints(root, run_dir=run_dir)
-    sound = [info for info in listed if info.state in ("verified", "committed") and not info.is_suspect]
+    sound = [info for info in listed if info.state in USABLE and info.is_trusted]
     return sorted(sound, key=lambda info: info.preference, reverse=True)
 
 

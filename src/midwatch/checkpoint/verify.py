@@ -22,7 +22,7 @@ from midwatch.checkpoint.manifest import (
     receipt_file,
 )
 from midwatch.core import CheckpointError, parse_checkpoint_name
-from midwatch.storage import chunk_digest, read_chunks, read_uncached, root_digest, sha256_hex
+from midwatch.storage import chunk_digest, read_chunks, read_regular, read_uncached, root_digest, sha256_hex
 
 Mark = Literal["valid", "absent", "damaged"]
 
@@ -99,7 +99,7 @@ def _load_manifest(folder: Path) -> Manifest:
 def read_mark(folder: Path, manifest: Manifest) -> Mark:
     """Whether VERIFIED.json speaks of this very manifest."""
     try:
-        data = (folder / VERIFIED_FILE).read_bytes()
+        data = read_regular(folder / VERIFIED_FILE)
     except FileNotFoundError:
         return "absent"
     except OSError:

@@ -32,7 +32,7 @@ from midwatch.checkpoint.manifest import (
     seal,
     shard_file,
 )
-from midwatch.checkpoint.retain import plan_retention
+from midwatch.checkpoint.retain import plan_retention, policy_of
 from midwatch.checkpoint.verify import shard_problems, verify_checkpoint
 from midwatch.core import (
     SYSTEM_CLOCK,
@@ -303,11 +303,12 @@ class CommitProtocol:
     def _prune(self) -> tuple[str, ...]:
         run_dir = Path(self.job.run_dir) if self.tier == "shared" else None
         protected = {*self.job.protected, *self._pending, self.job.name}
-        doomed = plan_retention(list_checkpoints(self.root, run_dir=run_dir), self.job.keep_last, protected)
-        for name in doomed:
+        policy = policy_of(self.job.keep_last, self.job.keep if self.tier == "shared" else None)
+        plan = plan_retention(list_checkpoints(self.root, run_dir=run_dir), policy, protected, run=self.job.run)
+        for name in plan.doomed:
             remove_checkpoint(self.root, name)
         sweep_leftovers(self.root, self.job.attempt)
-        return doomed
+        return plan.doomed
 
     def _sweep_boards(self) -> None:
         """All ranks have delivered this save, and they save in order: nobody looks at an older board any more."""

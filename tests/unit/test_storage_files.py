@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from midwatch.core import StorageError
 from midwatch.storage import (
     CHUNK_BYTES,
+    Pace,
     as_storage_error,
     check_space,
     chunk_digest,
@@ -25,6 +27,7 @@ from midwatch.storage import (
     write_atomic,
     write_json_atomic,
 )
+from midwatch.testing import FakeClock
 from midwatch.testing.ioshim import Injury, IoShim, SimulatedDeath
 
 
@@ -92,6 +95,48 @@ def test_bytes_written_in_chunks_read_back_equal(tmp_path: Path, size: int, is_d
             chunks = read_chunks(tmp_path / "x", chunk_bytes, is_cached=is_cached)
             pieces = [data[begin : begin + chunk_bytes] for begin in range(0, size, chunk_bytes)]
             assert [bytes(chunk) for chunk in chunks] == pieces
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_a_reader_that_stops_early_leaves_no_thread_and_no_file_open(tmp_path: Path, is_cached: bool) -> None:
+    (tmp_path / "x").write_bytes(bytes(5 * 4096))
+    before = os.listdir("/proc/self/fd"), threading.active_count()
+    chunks = read_chunks(tmp_path / "x", 4096, is_cached=is_cached)
+    next(chunks)
+    chunks.close()  # type: ignore[attr-defined]
+    assert (os.listdir("/proc/self/fd"), threading.active_count()) == before
+
+
+def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x")
+    with pytest.raises(OSError, match="not a regular file"):
+        read_uncached(tmp_path / "x")
+    with pytest.raises(OSError, match="not a regular file"):
+        list(read_chunks(tmp_path / "x"))
+    with pytest.raises(OSError, match="not a regular file"):
+        list(read_chunks(Path("/dev/zero")))
+
+
+def test_a_speed_limit_holds_from_the_first_second_to_the_last(tmp_path: Path) -> None:
+    clock = FakeClock()
+    (tmp_path / "x").write_bytes(bytes(100 * 4096))
+    pace = Pace(4096 * 20, clock=clock, sleep=clock.advance)
+    begin_ns = clock.monotonic_ns()
+    taken = 0
+    for chunk in read_chunks(tmp_path / "x", 4096, pace=pace):
+        taken += len(chunk)
+    seconds = (clock.monotonic_ns() - begin_ns) / 1e9
+    assert taken == 100 * 4096
+    assert 4.7 <= seconds <= 5.0, "the first quarter of a second is free"
+
+
+def test_a_pause_does_not_earn_a_long_burst() -> None:
+    clock = FakeClock()
+    slept: list[float] = []
+    pace = Pace(1000, clock=clock, sleep=lambda seconds: slept.append(seconds) or clock.advance(seconds))
+    clock.advance(3600)
+    pace.take(1250)
+    assert slept == [1.0]
 
 
 def test_an_existing_file_is_never_opened_for_writing(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from midwatch.storage.hashing import (
     secure_kind,
     sha256_hex,
 )
+from midwatch.storage.pace import Pace
 from midwatch.storage.reading import open_regular, read_chunks, read_regular, read_uncached
 from midwatch.storage.space import Space, as_storage_error, check_space, free_space
 
@@ -37,6 +38,7 @@ __all__ = [
     "AttemptClaim",
     "Fence",
     "Holder",
+    "Pace",
     "Space",
     "as_storage_error",
     "canonical_json",

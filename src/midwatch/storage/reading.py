@@ -7,10 +7,12 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from midwatch.storage.hashing import CHUNK_BYTES
 from midwatch.storage.ops import DIRECT_ALIGNMENT, set_direct
+from midwatch.storage.pace import Pace
 
 
 def open_regular(path: Path) -> int:
@@ -39,48 +41,87 @@ def _open_uncached(path: Path) -> int:
     return fd
 
 
-def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES, *, is_cached: bool = False) -> Iterator[memoryview]:
-    """The file in chunks; the memory of one chunk is reused for the next.
+def read_chunks(
+    path: Path, chunk_bytes: int = CHUNK_BYTES, *, is_cached: bool = False, pace: Pace | None = None
+) -> Iterator[memoryview]:
+    """The file in chunks; while the caller works on one the next is read, into the memory of the one before.
 
     Args:
         chunk_bytes: A multiple of 4096, else the page cache is used after dropping it.
         is_cached: Allow the page cache (a copy that is hashed anyway); False reads from the medium.
+        pace: Bounds the speed; None: as fast as it goes.
     """
     fd = open_regular(path) if is_cached else _open_uncached(path)
     try:
-        is_direct = not is_cached and chunk_bytes % DIRECT_ALIGNMENT == 0 and set_direct(fd, True)
-        view = memoryview(mmap.mmap(-1, chunk_bytes))  # page-aligned, as direct reads want it
-        position = 0
-        while True:
-            count, is_direct = _fill(fd, view, position, is_direct=is_direct)
-            if count == 0:
-                return
-            yield view[:count]
-            position += count
-            if count < chunk_bytes:
-                return
+        size = os.fstat(fd).st_size
+        source = _Source(fd, is_direct=not is_cached and chunk_bytes % DIRECT_ALIGNMENT == 0, pace=pace)
+        if size < chunk_bytes:
+            yield from _one_after_the_other(source, chunk_bytes)
+        else:
+            yield from _one_ahead(source, chunk_bytes)
     finally:
         os.close(fd)
 
 
-def _fill(fd: int, view: memoryview, position: int, *, is_direct: bool) -> tuple[int, bool]:
-    """Read until the view is full or the file ends."""
-    count = 0
-    while count < len(view):
+def _room(chunk_bytes: int) -> memoryview:
+    return memoryview(mmap.mmap(-1, chunk_bytes))  # page-aligned, as direct reads want it
+
+
+def _one_after_the_other(source: _Source, chunk_bytes: int) -> Iterator[memoryview]:
+    view = _room(chunk_bytes)
+    while count := source.fill(view):
+        yield view[:count]
+        if count < chunk_bytes:
+            return
+
+
+def _one_ahead(source: _Source, chunk_bytes: int) -> Iterator[memoryview]:
+    rooms = [_room(chunk_bytes), _room(chunk_bytes)]
+    with ThreadPoolExecutor(1, "read-ahead") as thread:  # leaving waits for the read in flight: at most one chunk
+        pending = thread.submit(source.fill, rooms[0])
+        while count := pending.result():
+            rooms.reverse()
+            is_last = count < chunk_bytes
+            if not is_last:
+                pending = thread.submit(source.fill, rooms[0])
+            yield rooms[1][:count]
+            if is_last:
+                return
+
+
+class _Source:
+    """An open file, read front to back."""
+
+    def __init__(self, fd: int, *, is_direct: bool, pace: Pace | None) -> None:
+        self._fd = fd
+        self._is_direct = is_direct and set_direct(fd, True)
+        self._pace = pace
+        self._position = 0
+
+    def fill(self, view: memoryview) -> int:
+        """Read until the view is full or the file ends."""
+        if self._pace is not None:
+            self._pace.take(len(view))
+        count = 0
+        while count < len(view):
+            got = self._read(view[count:])
+            if got == 0:
+                break
+            count += got
+            self._position += got
+            if self._is_direct and count % DIRECT_ALIGNMENT:
+                break  # a direct read ends unaligned only at the end of the file
+        return count
+
+    def _read(self, view: memoryview) -> int:
         try:
-            got = os.preadv(fd, [view[count:]], position + count)
+            return os.preadv(self._fd, [view], self._position)
         except OSError as error:
-            if error.errno != errno.EINVAL or not is_direct:
+            if error.errno != errno.EINVAL or not self._is_direct:
                 raise
-            set_direct(fd, False)
-            is_direct = False
-            continue
-        if got == 0:
-            break
-        count += got
-        if is_direct and count % DIRECT_ALIGNMENT:
-            break  # a direct read ends unaligned only at the end of the file
-    return count, is_direct
+        set_direct(self._fd, False)
+        self._is_direct = False
+        return os.preadv(self._fd, [view], self._position)
 
 
 def read_uncached(path: Path) -> bytes:

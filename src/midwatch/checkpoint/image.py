@@ -9,6 +9,7 @@ opens the result. Three entries of ``__metadata__`` make a folder of shards comp
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 
 from midwatch.core import UNREADABLE, CheckpointError
+from midwatch.storage import open_regular
 
 FORMAT_VERSION = 1
 HEADER_ALIGNMENT = 4096
@@ -260,8 +262,8 @@ def read_header(path: Path) -> ShardHeader:
 
     Raises:
         CheckpointError: CK104 when damaged.
-        OSError: The file cannot be read.
+        OSError: The file cannot be read, or is none.
     """
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         first = file.read(8)
         return parse_header(first + file.read(header_size(first) - 8))

@@ -36,6 +36,11 @@ def stats_file(rank: int) -> str:
     return f"rank-{rank:05d}.stats.json"
 
 
+def scrub_file(rank: int) -> str:
+    """``rank-00000.scrub.json``."""
+    return f"rank-{rank:05d}.scrub.json"
+
+
 class Receipt(Owned, frozen=True, kw_only=True):
     """What one rank wrote: sizes and digests of the *staged* bytes, taken before the file system saw them."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -64,7 +64,7 @@ def _digest(record: StatsRecord) -> str:
     return sha256_hex(canonical_json(msgspec.structs.replace(record, digest="")))
 
 
-def read_stats(folder: Path, manifest: Manifest, *, ranks: Sequence[int] | None = None) -> tuple[Stats, list[str]]:
+def read_stats(folder: Path, manifest: Manifest, *, ranks: Collection[int] | None = None) -> tuple[Stats, list[str]]:
     """The statistics of a checkpoint, all ranks' parts joined.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from midwatch.checkpoint.coverage import tensor_table
-from midwatch.checkpoint.image import ShardHeader, header_size, parse_header, read_header
+from midwatch.checkpoint.image import read_header
 from midwatch.checkpoint.manifest import (
     MANIFEST_FILE,
     VERIFIED_FILE,
@@ -20,35 +20,30 @@ from midwatch.checkpoint.manifest import (
     decode_receipt,
     decode_verified,
     receipt_file,
+    scrub_file,
+    stats_file,
 )
+from midwatch.checkpoint.problem import Problem
+from midwatch.checkpoint.prove import OnBytes, prove_shard
+from midwatch.checkpoint.signing import SigningKey, is_mark_signed, signature_fault
+from midwatch.checkpoint.stats import read_stats
 from midwatch.core import CheckpointError, parse_checkpoint_name
-from midwatch.storage import chunk_digest, read_chunks, read_regular, read_uncached, root_digest, sha256_hex
+from midwatch.storage import Pace, chunk_digest, read_chunks, read_regular, read_uncached, root_digest, sha256_hex
 
 Mark = Literal["valid", "absent", "damaged"]
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong. ``begin`` and ``end`` are bytes of the file; ``chunk`` is -1 when none is meant.
-
-    ``tensors`` is empty when the damage lies in the header or in no shard.
-    """
-
-    code: str
-    file: str
-    message: str
-    begin: int = 0
-    end: int = 0
-    chunk: int = -1
-    tensors: tuple[str, ...] = ()
-
-
 class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on one folder. ``mark`` tells of VERIFIED.json, which is a record and not part of the data."""
+    """The verdict on one folder. ``mark`` tells of VERIFIED.json, which is a record and not part of the data.
+
+    ``notes`` tell of what is not in order and yet takes nothing away from the data.
+    """
 
     name: str
     path: str
     is_deep: bool
     problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
     mark: Mark = "absent"
     manifest: Manifest | None = None
     bytes_read: int = 0
@@ -58,27 +53,41 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
         return not self.problems
 
 
-def verify_checkpoint(folder: Path, *, deep: bool = True, ranks: Collection[int] | None = None) -> VerifyReport:
+def verify_checkpoint(
+    folder: Path,
+    *,
+    deep: bool = True,
+    ranks: Collection[int] | None = None,
+    key: SigningKey | None = None,
+    limit_bytes_s: float = 0.0,
+    on_bytes: OnBytes | None = None,
+) -> VerifyReport:
     """Check a committed checkpoint; never raises for what it finds.
 
     Args:
         deep: Read every byte back from the medium (page cache dropped) and compare digests. False checks records,
             sizes, headers and coverage only.
         ranks: Only these ranks' files, e.g. one rank's share or a node-local folder; None checks all and coverage.
+        key: With one, a manifest that it did not sign is a problem (CK109), and a mark that it did not sign no mark.
+        limit_bytes_s: Read shards no faster than this; 0: as fast as it goes.
+        on_bytes: Told of the bytes of shards as they are read.
     """
     try:
         manifest = _load_manifest(folder)
     except CheckpointError as error:
         problem = Problem(code=error.code, file=MANIFEST_FILE, message=error.message)
         return VerifyReport(name=folder.name, path=str(folder), is_deep=deep, problems=(problem,))
-    checker = _Checker(folder, manifest, deep=deep)
+    checker = _Checker(folder, manifest, deep=deep, limit_bytes_s=limit_bytes_s, on_bytes=on_bytes)
+    checker.signature(key)
     checker.run([file for file in manifest.files if ranks is None or file.rank in ranks], is_whole=ranks is None)
+    _, notes = read_stats(folder, manifest, ranks=ranks)
     return VerifyReport(
         name=folder.name,
         path=str(folder),
         is_deep=deep,
         problems=tuple(checker.problems),
-        mark=read_mark(folder, manifest),
+        notes=tuple(notes),
+        mark=read_mark(folder, manifest, key),
         manifest=manifest,
         bytes_read=checker.bytes_read,
     )
@@ -96,8 +105,8 @@ def _load_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def read_mark(folder: Path, manifest: Manifest) -> Mark:
-    """Whether VERIFIED.json speaks of this very manifest."""
+def read_mark(folder: Path, manifest: Manifest, key: SigningKey | None = None) -> Mark:
+    """Whether VERIFIED.json speaks of this very manifest and, with a key, was written by a holder of it."""
     try:
         data = read_regular(folder / VERIFIED_FILE)
     except FileNotFoundError:
@@ -106,18 +115,26 @@ def read_mark(folder: Path, manifest: Manifest) -> Mark:
         return "damaged"
     mark = decode_verified(data)
     is_valid = mark is not None and mark.name == manifest.name and mark.manifest_digest == manifest.digest
-    return "valid" if is_valid else "damaged"
+    return "valid" if mark and is_valid and (key is None or is_mark_signed(mark, key)) else "damaged"
 
 
 class _Checker:
     """Collects the problems of one folder."""
 
-    def __init__(self, folder: Path, manifest: Manifest, *, deep: bool) -> None:
+    def __init__(
+        self, folder: Path, manifest: Manifest, *, deep: bool, limit_bytes_s: float, on_bytes: OnBytes | None
+    ) -> None:
         self._folder = folder
         self._manifest = manifest
         self._deep = deep
+        self._limit_bytes_s = limit_bytes_s
+        self._on_bytes = on_bytes
         self.problems: list[Problem] = []
         self.bytes_read = 0
+
+    def signature(self, key: SigningKey | None) -> None:
+        if fault := signature_fault(self._manifest, key):
+            self._report("CK109", MANIFEST_FILE, fault)
 
     def run(self, files: list[FileRecord], *, is_whole: bool) -> None:
         receipts = [self._receipt(file) for file in files]
@@ -153,6 +170,9 @@ class _Checker:
             return None
         if sha256_hex(data) != file.receipt_digest:
             self._report("CK104", name, "bytes do not match the digest in the manifest")
+            return None
+        if receipt.digest_kind != self._manifest.digest_kind:
+            self._report("CK106", name, f"its digests are {receipt.digest_kind}, not {self._manifest.digest_kind}")
             return None
         return receipt
 
@@ -212,22 +232,35 @@ class _Checker:
             if receipt is None:
                 self._whole_file(path, file)
             else:
-                found = shard_problems(path, receipt)
-                self.bytes_read += file.size_bytes
-                self.problems += found
+                limit = self._limit_bytes_s
+                proof = prove_shard(path, receipt, statistics=False, limit_bytes_s=limit, on_bytes=self._count)
+                self.problems += proof.problems
         except OSError as error:
             self._report("CK104", file.name, f"cannot be read back: {error}")
+        except CheckpointError as error:  # digests of a kind that cannot be checked here
+            self._report(error.code, file.name, error.message)
+
+    def _count(self, size: int) -> None:
+        self.bytes_read += size
+        if self._on_bytes is not None:
+            self._on_bytes(size)
 
     def _whole_file(self, path: Path, file: FileRecord) -> None:
         """Without its receipt the place is unknown, but the manifest still knows the digest of the whole."""
-        digest = root_digest([chunk_digest(chunk) for chunk in read_chunks(path, self._manifest.chunk_bytes)])
-        self.bytes_read += file.size_bytes
-        if digest != file.digest:
+        kind, digests = self._manifest.digest_kind, list[str]()
+        for chunk in read_chunks(path, self._manifest.chunk_bytes, pace=Pace(self._limit_bytes_s)):
+            digests.append(chunk_digest(chunk, kind))
+            self._count(len(chunk))
+        if root_digest(digests, kind) != file.digest:
             message = "bytes do not match the digest in the manifest"
             self.problems.append(Problem(code="CK104", file=file.name, message=message, end=file.size_bytes))
 
     def _extra_files(self) -> None:
-        known = {name for file in self._manifest.files for name in (file.name, receipt_file(file.rank))}
+        known = {
+            name
+            for file in self._manifest.files
+            for name in (file.name, *(side(file.rank) for side in (receipt_file, stats_file, scrub_file)))
+        }
         for path in sorted(self._folder.glob("rank-*")):
             if path.name not in known:
                 self._report("CK105", path.name, "not in the manifest: a rank too many")
@@ -245,57 +278,8 @@ class _Checker:
 
 
 def shard_problems(path: Path, receipt: Receipt) -> list[Problem]:
-    """Read a shard back from the medium and compare it with what was staged, header included.
-
-    Raises:
-        OSError: The medium cannot be read.
-    """
-    problems: list[Problem] = []
-    head = bytearray()
-    count = 0
-    for index, chunk in enumerate(read_chunks(path, receipt.chunk_bytes)):
-        if len(head) < receipt.data_start:
-            head += chunk[: receipt.data_start - len(head)]
-        if index >= len(receipt.chunks) or chunk_digest(chunk) != receipt.chunks[index]:
-            problems.append(_bad_chunk(receipt, index, len(chunk)))
-        count += len(chunk)
-    if count != receipt.size_bytes:
-        message = f"{count} bytes, {receipt.size_bytes} were written"
-        problems.append(Problem(code="CK103", file=receipt.file, message=message, begin=count, end=receipt.size_bytes))
-    if not problems:
-        problems += _header_problems(receipt, bytes(head))
-    return problems
-
-
-def _bad_chunk(receipt: Receipt, index: int, size: int) -> Problem:
-    begin = index * receipt.chunk_bytes
-    return Problem(
-        code="CK104",
-        file=receipt.file,
-        message=f"bytes {begin} to {begin + size} do not match the digest of what was staged",
-        begin=begin,
-        end=begin + size,
-        chunk=index,
-        tensors=receipt.tensors_in(begin, begin + size),
-    )
-
-
-def _header_problems(receipt: Receipt, head: bytes) -> list[Problem]:
-    """The staged bytes arrived; was the staged header the plan the receipt tells of?"""
-    try:
-        header = parse_header(head)
-    except CheckpointError as error:
-        return [Problem(code=error.code, file=receipt.file, message=error.message, end=len(head))]
-    if _is_planned(header, receipt):
-        return []
-    message = "the header is not the one that was planned"
-    return [Problem(code="CK105", file=receipt.file, message=message, end=header_size(head))]
-
-
-def _is_planned(header: ShardHeader, receipt: Receipt) -> bool:
-    planned = {entry.key: entry for entry in receipt.entries}
-    found = {entry.key: entry for entry in header.entries}
-    return header.identity is not None and header.identity.owner == receipt.owner and planned == found
+    """``prove_shard`` without statistics."""
+    return list(prove_shard(path, receipt, statistics=False).problems)
 
 
 def _owner_text(owner: tuple[str, int, int, int, int]) -> str:

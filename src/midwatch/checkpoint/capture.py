@@ -2,13 +2,14 @@
 
 Nothing is communicated here, except by PyTorch when ``shard`` is off and the model is sharded: then the full tensors
 must be gathered first. The pieces point into live memory, so they must be copied before training goes on (``stage``);
-all other values are frozen when this returns.
+all other values are frozen when this returns. Steady pieces change in optimizers only: their copy may go on until the
+next optimizer step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -21,10 +22,11 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from midwatch.checkpoint import values
-from midwatch.checkpoint.layout import Piece, plain_pieces, sharded_pieces, whole
-from midwatch.checkpoint.names import named_buffers
+from midwatch.checkpoint.layout import LayoutMemo, Piece, whole
+from midwatch.checkpoint.predict import predicted_state
 from midwatch.checkpoint.rng import capture_rng
-from midwatch.checkpoint.tracked import Tracked, buffers_are_synced, has_sharded_parameters, optimizer_state
+from midwatch.checkpoint.tracked import Tracked, buffers_are_synced, has_sharded_parameters
+from midwatch.checkpoint.walk import StateWalk
 from midwatch.core import CheckpointError
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -38,6 +40,8 @@ class Snapshot:
     shared: dict[str, Any]
     private: dict[str, Any]
     sections: dict[str, bool]
+    steady: frozenset[str] = frozenset()
+    """Keys of pieces that change in optimizer steps only."""
 
     @property
     def state_json(self) -> str:
@@ -45,14 +49,25 @@ class Snapshot:
         return values.dumps({"shared": self.shared, "private": self.private})
 
 
+@dataclass
+class Memo:
+    """What one save may take over from the one before: names, owners, and how often frozen weights were changed."""
+
+    walk: StateWalk = field(default_factory=StateWalk)
+    layout: LayoutMemo = field(default_factory=LayoutMemo)
+    versions: dict[str, int] = field(default_factory=dict[str, int])
+
+
 class _Tensors:
     """Tensors met while state is walked, by key."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_foreseen: bool = False) -> None:
         self.found: dict[str, torch.Tensor] = {}
+        self._is_foreseen = is_foreseen
 
     def add(self, path: str, tensor: torch.Tensor) -> str:
-        _check_plain(path, tensor)
+        if not (self._is_foreseen and tensor.is_meta):
+            _check_plain(path, tensor)
         key = path
         # A dict key with a dot in it can spell another value's path.
         while key in self.found:
@@ -105,19 +120,33 @@ def _check_loadable(path: str, tensor: torch.Tensor) -> None:
         raise CheckpointError("CK304", message, hint="Make it with .clone(), or as persistent=False.", path=path)
 
 
-def capture(tracked: Tracked, rank: int, world_size: int, *, shard: bool = True, optimizer: bool = True) -> Snapshot:
+@torch.no_grad()
+def capture(
+    tracked: Tracked,
+    rank: int,
+    world_size: int,
+    *,
+    shard: bool = True,
+    optimizer: bool = True,
+    foresee: bool = False,
+    memo: Memo | None = None,
+) -> Snapshot:
     """Collect what this rank has to write.
 
     Args:
         shard: False: rank 0 writes every shared tensor in full.
         optimizer: False leaves optimizers out.
+        foresee: Give optimizers that have not stepped the state they will have (see ``predict``): to be planned with,
+            not copied.
+        memo: Of the saves before.
 
     Collective: no; with ``shard=False`` and DTensor parameters yes, over the groups of the model's mesh.
 
     Raises:
         CheckpointError: CK304 naming the path of a value that cannot be saved, CK305 for a stray optimizer.
     """
-    shared = _Shared(shard)
+    memo = memo or Memo()
+    shared = _Shared(shard, memo, foresee)
     for section, module in tracked.modules():
         shared.module(section, module)
     if optimizer:
@@ -126,25 +155,35 @@ def capture(tracked: Tracked, rank: int, world_size: int, *, shard: bool = True,
     for section, thing in tracked.shared():
         shared.plain(section, thing.state_dict())
     shared.state["bucket_order"] = {name: list(order.names) for name, order in tracked.orders.items() if order.names}
-    private, private_tensors = _private(tracked, rank, world_size)
+    private, private_tensors = _private(tracked, rank, world_size, memo.walk)
     pieces = shared.pieces(rank, world_size)
     pieces += [whole(key, tensor) for key, tensor in private_tensors.items()]
-    return Snapshot(pieces, shared.state if rank == 0 else {}, private, _sections(tracked, optimizer))
+    return Snapshot(
+        pieces,
+        shared.state if rank == 0 else {},
+        private,
+        _sections(tracked, optimizer),
+        frozenset(shared.steady(tracked)),
+    )
 
 
 class _Shared:
     """State that is the same whichever rank is asked, except that DTensors are spread over the ranks."""
 
-    def __init__(self, shard: bool) -> None:
+    def __init__(self, shard: bool, memo: Memo, foresee: bool) -> None:
         self.state: dict[str, Any] = {"aliases": {}, "module_extra": {}}
         self._shard = shard
-        self._tensors = _Tensors()
+        self._memo = memo
+        self._foresee = foresee
+        self._tensors = _Tensors(foresee)
         self._pinned: set[str] = set()
+        self._moments: list[str] = []
 
     def module(self, section: str, module: nn.Module) -> None:
         gather = not self._shard and has_sharded_parameters(module)
-        state = get_model_state_dict(module, options=_FULL if gather else None)
-        buffers = named_buffers(module)
+        walk = self._memo.walk
+        state = get_model_state_dict(module, options=_FULL) if gather else walk.model_state(module)
+        buffers = walk.buffer_names(module)
         first: dict[Any, str] = {}
         for name, value in state.items():
             key = f"{section}.{name}"
@@ -167,17 +206,55 @@ class _Shared:
         if gather and optimizer.state:
             state: dict[str, Any] = dict(get_optimizer_state_dict(module, optimizer, options=_FULL))
         else:
-            state = optimizer_state(module, optimizer)
+            state = self._memo.walk.optimizer_state(module, optimizer)
+        if self._foresee and not optimizer.state:
+            names = {parameter: name for name, parameter in self._memo.walk.parameters(module).items()}
+            state["state"] = predicted_state(optimizer, names)
+        before = len(self._tensors.found)
         self.plain(section, state)
+        if not gather:
+            added = list(self._tensors.found)[before:]
+            # Not those of the groups: a scheduler may change a learning rate at any time.
+            self._moments += [key for key in added if key.startswith(f"{section}.state.")]
 
     def plain(self, section: str, state: Any) -> None:
         self.state[section] = values.encode(state, section, self._tensors.leaf)
 
     def pieces(self, rank: int, world_size: int) -> list[Piece]:
-        sharded = {key: t for key, t in self._tensors.found.items() if isinstance(t, DTensor)}
-        plain = {key: t for key, t in self._tensors.found.items() if key not in sharded}
-        pinned = self._pinned if self._shard else set(plain)
-        return plain_pieces(plain, rank, world_size, pinned) + sharded_pieces(sharded)
+        found = self._tensors.found
+        pinned = self._pinned
+        if not self._shard:
+            pinned = {key for key, tensor in found.items() if not isinstance(tensor, DTensor)}
+        return self._memo.layout.pieces(found, rank, world_size, pinned)
+
+    def steady(self, tracked: Tracked) -> Iterator[str]:
+        """Keys of tensors that only optimizers change.
+
+        That is what the tracked optimizers hold for each parameter, the parameters they update, and frozen ones that
+        nobody changed since the last save (a teacher that follows its student is frozen as well).
+        """
+        found = self._tensors.found
+        updated = {
+            p for _, optimizer in tracked.optimizers() for group in optimizer.param_groups for p in group["params"]
+        }
+        for section, module in tracked.modules():
+            for name, parameter in self._memo.walk.parameters(module).items():
+                key = f"{section}.{name}"
+                if key not in found or key in self._pinned or _identity(found[key]) != _identity(parameter):
+                    continue
+                if parameter in updated or self._is_unchanged(key, parameter):
+                    yield key
+        yield from (key for key in self._moments if not _is_host_scalar(found[key]))
+
+    def _is_unchanged(self, key: str, parameter: nn.Parameter) -> bool:
+        if parameter.requires_grad or parameter.is_inference():
+            return False
+        before, self._memo.versions[key] = self._memo.versions.get(key), parameter._version
+        return before == parameter._version
+
+
+def _is_host_scalar(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 0 and tensor.device.type == "cpu"
 
 
 def _identity(tensor: torch.Tensor) -> Any:
@@ -188,7 +265,9 @@ def _identity(tensor: torch.Tensor) -> Any:
     return local.device, local.data_ptr(), local.dtype, tuple(local.shape), local.stride()
 
 
-def _private(tracked: Tracked, rank: int, world_size: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def _private(
+    tracked: Tracked, rank: int, world_size: int, walk: StateWalk
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     tensors = _Tensors()
     prefix = f"private.{rank:05d}"
     encode: Callable[[str, Any], Any] = lambda name, value: values.encode(value, f"{prefix}.{name}", tensors.leaf)  # noqa: E731
@@ -197,14 +276,14 @@ def _private(tracked: Tracked, rank: int, world_size: int) -> tuple[dict[str, An
     for section, module in tracked.modules():
         # Rank 0's buffers are the shared copy; other ranks' only matter where nothing brings them together.
         if rank > 0 and world_size > 1 and not buffers_are_synced(module):
-            state[f"buffers.{section}"] = encode(f"buffers.{section}", _persistent_buffers(module))
+            state[f"buffers.{section}"] = encode(f"buffers.{section}", _persistent_buffers(module, walk))
     return state, tensors.found
 
 
-def _persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    saved = get_model_state_dict(module)
-    names = named_buffers(module)
-    found = {name: saved[name] for name in names if name in saved}
+def _persistent_buffers(module: nn.Module, walk: StateWalk) -> dict[str, torch.Tensor]:
+    saved = walk.model_state(module)
+    names = walk.buffer_names(module)
+    found = {name: saved[name] for name in saved if name in names}
     return {n: t for n, t in found.items() if isinstance(t, torch.Tensor) and not isinstance(t, DTensor)}
 
 

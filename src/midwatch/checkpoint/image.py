@@ -148,6 +148,17 @@ def plan_image(tensors: Sequence[TensorSpec], *, metadata: Mapping[str, str]) ->
     return ImagePlan(header=header, entries=tuple(entries), size_bytes=len(header) + position)
 
 
+def replan_image(plan: ImagePlan, *, metadata: Mapping[str, str]) -> ImagePlan:
+    """The same tensors at the same places under another header.
+
+    Raises:
+        CheckpointError: CK304 for a header over the format's limit.
+    """
+    header = _encode_header(plan.entries, metadata)
+    size_bytes = plan.size_bytes - len(plan.header) + len(header)
+    return ImagePlan(header=header, entries=plan.entries, size_bytes=size_bytes)
+
+
 def _check_specs(tensors: Sequence[TensorSpec]) -> None:
     seen: set[str] = set()
     for spec in tensors:

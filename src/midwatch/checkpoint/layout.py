@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -37,8 +37,7 @@ _DTYPE_NAMES: dict[torch.dtype, str] = {
 _DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """One contiguous block of a tensor that this rank writes; ``tensor`` is the live memory, not a copy."""
 
     key: str
@@ -118,6 +117,43 @@ def sharded_pieces(tensors: Mapping[str, DTensor]) -> list[Piece]:
             continue
         pieces.append(Piece(key, local.detach(), tuple(data.chunk.offsets), tuple(data.size)))
     return pieces
+
+
+class LayoutMemo:
+    """Remembers who writes what while the tensors' names, shapes, dtypes and placements stay the same.
+
+    Balancing the owners and PyTorch's save planner cost more than copying a small model; where the memory lies plays
+    no part in their decision.
+    """
+
+    def __init__(self) -> None:
+        self._fingerprint: Any = None
+        self._places: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
+
+    def pieces(
+        self, tensors: Mapping[str, torch.Tensor], rank: int, world_size: int, pinned: Iterable[str]
+    ) -> list[Piece]:
+        """What ``plain_pieces`` and ``sharded_pieces`` give for these tensors."""
+        fixed = frozenset(pinned)
+        fingerprint = (rank, world_size, fixed, [(key, *_kind(tensor)) for key, tensor in tensors.items()])
+        if fingerprint == self._fingerprint:
+            return [Piece(key, _local(tensors[key]), offsets, shape) for key, offsets, shape in self._places]
+        sharded = {key: tensor for key, tensor in tensors.items() if isinstance(tensor, DTensor)}
+        plain = {key: tensor for key, tensor in tensors.items() if key not in sharded}
+        pieces = plain_pieces(plain, rank, world_size, fixed) + sharded_pieces(sharded)
+        self._fingerprint = fingerprint
+        self._places = [(piece.key, piece.offsets, piece.global_shape) for piece in pieces]
+        return pieces
+
+
+def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
+    if isinstance(tensor, DTensor):
+        return tensor.dtype, tensor.shape, tensor.placements, tensor.device_mesh
+    return tensor.dtype, tensor.shape
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def _owned_replicas(tensors: Mapping[str, DTensor]) -> dict[str, DTensor]:

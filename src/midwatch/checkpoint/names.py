@@ -30,11 +30,6 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {canonical_name(model, name): parameter for name, parameter in model.named_parameters()}
 
 
-def named_buffers(model: nn.Module) -> dict[str, object]:
-    """Canonical name to buffer, those left out of ``state_dict`` included."""
-    return {canonical_name(model, name): buffer for name, buffer in model.named_buffers()}
-
-
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside ``torch.compile``'s wrapper, or the model itself."""
     inner = getattr(model, "_orig_mod", None)

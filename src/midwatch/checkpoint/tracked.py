@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from midwatch.checkpoint.ddp import GradOrder, as_ddp
-from midwatch.checkpoint.names import named_parameters, unwrap
+from midwatch.checkpoint.names import unwrap
 from midwatch.core import CheckpointError
 
 _RESERVED = frozenset({"model", "optimizer", "scheduler", "scaler", "data", "rng"})
@@ -104,19 +103,6 @@ def buffers_are_synced(module: nn.Module) -> bool:
     """Whether every forward starts from rank 0's buffers, so that only those need saving."""
     inner = unwrap(module)
     return isinstance(inner, DistributedDataParallel) and bool(inner.broadcast_buffers)
-
-
-def optimizer_state(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """``{"state": {name: {...}}, "param_groups": [...]}`` by canonical parameter names; tensors are the live ones.
-
-    An optimizer that has not stepped yet has an empty state. PyTorch's own function would take a step to make one,
-    which changes the run; so it is asked only once there is something to ask for.
-    """
-    if optimizer.state:
-        return cast("dict[str, Any]", get_optimizer_state_dict(module, optimizer))
-    names = {parameter: name for name, parameter in named_parameters(module).items()}
-    groups = [{**group, "params": [names[p] for p in group["params"]]} for group in optimizer.param_groups]
-    return {"state": {}, "param_groups": groups}
 
 
 def has_sharded_parameters(module: nn.Module) -> bool:

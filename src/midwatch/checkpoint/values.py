@@ -27,6 +27,7 @@ Restore = Callable[[str, Any], Any]
 MAX_DEPTH = 64
 """Deeper nesting is a cycle: no optimizer, scheduler or loader known nests more than a dozen levels."""
 _JSON_INT = 2**63
+_PLAIN = frozenset({dict, list, tuple, set, frozenset})
 
 
 def encode(value: Any, path: str, leaf: Leaf | None = None) -> Any:
@@ -68,6 +69,8 @@ def _encode_float(value: float) -> Any:
 
 
 def _encode_container(value: Any, path: str, leaf: Leaf, depth: int) -> Any:
+    if type(value) not in _PLAIN and (tagged := leaf(path, value)) is not None:
+        return tagged  # tensors come this way, thousands of them: before the questions that take long
     if isinstance(value, Mapping):
         return _encode_mapping(cast("Mapping[Any, Any]", value), path, leaf, depth)
     if isinstance(value, list):
@@ -79,11 +82,8 @@ def _encode_container(value: Any, path: str, leaf: Leaf, depth: int) -> Any:
         items = _encode_items(list(cast("set[Any]", value)), path, leaf, depth)
         tag = "$frozenset" if isinstance(value, frozenset) else "$set"
         return {tag: sorted(items, key=lambda item: json.dumps(item, sort_keys=True))}
-    tagged = leaf(path, value)
-    if tagged is None:
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise CheckpointError("CK304", f"{path}: a value of type {kind} cannot be saved", path=path, type=kind)
-    return tagged
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise CheckpointError("CK304", f"{path}: a value of type {kind} cannot be saved", path=path, type=kind)
 
 
 def _encode_items(values: Sequence[Any], path: str, leaf: Leaf, depth: int) -> list[Any]:

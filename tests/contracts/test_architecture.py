@@ -34,6 +34,9 @@ ENVIRONMENT = ("config/", "pulse/", "testing/")
 
 OUTSIDE = {
     "audit/provenance.py": "git, bounded",
+    "checkpoint/address.py": "the receipt store's listening socket and the own address",
+    "checkpoint/board_server.py": "the receipt store",
+    "checkpoint/net_board.py": "connections to the receipt store",
     "checkpoint/writer.py": "the writer process",
     "cli/_checks.py": "a trial of py-spy",
     "storage/fence.py": "the host name in a claim",

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from midwatch.checkpoint import pipeline
-from midwatch.checkpoint.board import Board
+from midwatch.checkpoint.board import FileBoard
 from midwatch.checkpoint.commit import CommitProtocol
 from midwatch.checkpoint.format import (
     SaveEvent,
@@ -91,7 +91,7 @@ def test_one_ranks_failure_ends_the_save_of_all_at_once(run: SmallRun) -> None:
 def test_a_failed_save_can_be_repeated_in_the_same_attempt(run: SmallRun) -> None:
     jobs = [run.job(10, rank) for rank in (0, 1)]
     for job in jobs:
-        Board(run.root, job.name, 0, "shared").fail(1, CheckpointError("CK302", "writer died"))
+        FileBoard(run.root, job.name, 0, "shared").fail(1, CheckpointError("CK302", "writer died"))
     events: list[SaveEvent] = []
     assert not run_save(jobs[0], events.append)
     assert run.save(10, serial=1)[0][-1].state == "verified"

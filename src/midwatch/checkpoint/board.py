@@ -1,6 +1,7 @@
-"""How the writers of one save meet: small files in a shared folder, no sockets and no collectives.
+"""How the writers of one save meet: marks that each can post and all can wait for, no collectives.
 
-Marks are not durable and need not be: a board serves one save of one attempt, and after a crash nobody reads it.
+Two kinds of board: small files in the shared folder (here), or the run's receipt store (``net_board``). Marks are not
+durable and need not be: a board serves one save of one attempt, and after a crash nobody reads it.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -21,6 +23,7 @@ LONGEST_PAUSE_S = 0.05
 """Between two looks: short enough not to be felt in a save, long enough to cost a file server nothing."""
 
 BOARD_FOLDER = ".board"
+MAX_NAMED = 64
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,16 +37,64 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 class RankFailedError(CheckpointError):
     """Another rank gave up this save."""
 
+    @classmethod
+    def of(cls, failure: Failure) -> RankFailedError:
+        """CK301, naming who failed and why."""
+        message = f"rank {failure.rank} failed: [{failure.code}] {failure.message}"
+        return cls("CK301", message, rank=failure.rank, origin=failure.code)
 
-class Board:
-    """The marks of one tier of one save."""
+
+def never() -> bool:
+    """No other way to know."""
+    return False
+
+
+class Board(Protocol):
+    """The marks of one tier of one save. Use it from one thread."""
+
+    def open(self) -> None:
+        """Make it ready; every rank may."""
+        ...
+
+    def post(self, mark: str, data: bytes = b"") -> None:
+        """Show a mark: complete or absent, the last one wins."""
+        ...
+
+    def fail(self, rank: int, error: MidwatchError) -> None:
+        """Tell the others that this rank gives up, as well as the cause of the failure allows. Never raises."""
+        ...
+
+    def wait(
+        self, marks: Sequence[str], *, timeout_s: float, doing: str, is_settled: Callable[[], bool] = never
+    ) -> dict[str, bytes]:
+        """Until all ``marks`` are there; returns their data.
+
+        Args:
+            is_settled: Another way to know, looked at when the board is gone or has lost its marks: True ends the wait
+                with an empty answer.
+
+        Raises:
+            RankFailedError: CK301 when a rank posted a failure.
+            CheckpointError: CK303 naming the marks still missing at the deadline.
+
+        Blocking: ``timeout_s``, plus one look.
+        """
+        ...
+
+    def close(self) -> None:
+        """Done with this save."""
+        ...
+
+
+class FileBoard:
+    """Marks as files: works wherever the ranks share the folder they write to."""
 
     def __init__(self, root: Path, name: str, serial: int, tier: str) -> None:
         self.folder = root / BOARD_FOLDER / f"{name}.{serial}"
         self._tier = tier
 
     def open(self) -> None:
-        """Create the folder; every rank may."""
+        """Create the folder."""
         ops.make_dirs(self.folder.parent.parent)
         ops.mkdir(self.folder.parent)
         ops.mkdir(self.folder)
@@ -52,60 +103,43 @@ class Board:
         return self.folder / f"{self._tier}.{mark}"
 
     def post(self, mark: str, data: bytes = b"") -> None:
-        """Show a mark: complete or absent, the last one wins."""
+        """Written aside and renamed."""
         path = self._path(mark)
         temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
         ops.write_file(temporary, data, is_synced=False)
         ops.rename(temporary, path)
 
-    def read(self, mark: str) -> bytes | None:
-        """The mark's data; None while it is not there."""
+    def fail(self, rank: int, error: MidwatchError) -> None:
+        """A disk that may be the cause of the failure may refuse; the others then run into their deadline."""
+        failure = Failure(rank=rank, code=error.code, message=error.message)
         try:
-            return self._path(mark).read_bytes()
+            if self._failure() is None:
+                self.open()
+                self.post("failed", canonical_json(failure))
+        except (OSError, msgspec.MsgspecError):
+            pass
+
+    def _failure(self) -> Failure | None:
+        try:
+            return msgspec.json.decode(self._path("failed").read_bytes(), type=Failure)
         except FileNotFoundError:
             return None
 
-    def fail(self, rank: int, error: MidwatchError) -> None:
-        """Tell the others, as well as a disk that may be the cause of the failure allows."""
-        failure = Failure(rank=rank, code=error.code, message=error.message)
-        try:
-            if self.failure() is None:
-                self.open()
-                self.post("failed", canonical_json(failure))
-        except OSError:
-            pass  # the others then run into their deadline, which is what it is for
-
-    def failure(self) -> Failure | None:
-        """The failure that somebody posted."""
-        data = self.read("failed")
-        return None if data is None else msgspec.json.decode(data, type=Failure)
-
-    def wait(self, marks: Sequence[str], *, timeout_s: float, doing: str) -> None:
-        """Until all ``marks`` are there.
-
-        Raises:
-            RankFailedError: CK301 when a rank posted a failure.
-            CheckpointError: CK303 naming the marks still missing at the deadline.
-
-        Blocking: ``timeout_s``, plus one listing of the folder.
-        """
+    def wait(
+        self, marks: Sequence[str], *, timeout_s: float, doing: str, is_settled: Callable[[], bool] = never
+    ) -> dict[str, bytes]:
+        """Looks again and again, at growing intervals; this board loses no marks."""
+        del is_settled
         deadline = time.monotonic() + timeout_s
         pause_s = FIRST_PAUSE_S
         while missing := self._missing(marks):
-            failure = self.failure()
-            if failure is not None:
-                raise RankFailedError(
-                    "CK301",
-                    f"rank {failure.rank} failed: [{failure.code}] {failure.message}",
-                    rank=failure.rank,
-                    origin=failure.code,
-                )
+            if (failure := self._failure()) is not None:
+                raise RankFailedError.of(failure)
             if time.monotonic() >= deadline:
-                raise CheckpointError(
-                    "CK303", f"{doing}: after {timeout_s:g} s still missing: {_listed(missing)}", missing=missing[:64]
-                )
+                raise late(doing, timeout_s, missing[:MAX_NAMED], len(missing))
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
+        return self._read(marks)
 
     def _missing(self, marks: Sequence[str]) -> list[str]:
         if len(marks) <= 2:  # most waits of most ranks: two look-ups are cheaper for a file server than a listing
@@ -116,11 +150,20 @@ class Board:
             present = set[str]()
         return [mark for mark in marks if f"{self._tier}.{mark}" not in present]
 
+    def _read(self, marks: Sequence[str]) -> dict[str, bytes]:
+        try:
+            return {mark: self._path(mark).read_bytes() for mark in marks}
+        except FileNotFoundError as error:
+            raise CheckpointError("CK301", f"{self.folder.name}: the board was removed during the save") from error
 
-def fail_save(root: Path, name: str, serial: int, *, rank: int, error: MidwatchError) -> None:
-    """Tell the other ranks that this one takes no part in a save (its writer died, its state cannot be captured)."""
-    for tier in ("local", "shared"):
-        Board(root, name, serial, tier).fail(rank, error)
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def late(doing: str, timeout_s: float, missing: Sequence[str], count: int) -> CheckpointError:
+    """CK303: the deadline came before these marks."""
+    text = f"{doing}: after {timeout_s:g} s still missing: {_listed(missing, count)}"
+    return CheckpointError("CK303", text, missing=list(missing))
 
 
 def rank_mark(kind: str, rank: int) -> str:
@@ -128,6 +171,6 @@ def rank_mark(kind: str, rank: int) -> str:
     return f"{kind}.rank-{rank:05d}"
 
 
-def _listed(marks: Sequence[str], most: int = 16) -> str:
+def _listed(marks: Sequence[str], count: int, most: int = 16) -> str:
     names = [mark.partition(".")[2].replace("-", " ") or mark for mark in marks[:most]]
-    return ", ".join(names) + (f" and {len(marks) - most} more" if len(marks) > most else "")
+    return ", ".join(names) + (f" and {count - most} more" if count > most else "")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from midwatch.checkpoint.board import BOARD_FOLDER, Board, RankFailedError, rank_mark
+from midwatch.checkpoint.board import BOARD_FOLDER, RankFailedError, rank_mark
+from midwatch.checkpoint.board_choice import board_of
 from midwatch.checkpoint.catalog import (
     PARTIAL_SUFFIX,
     list_checkpoints,
@@ -86,7 +87,7 @@ class CommitProtocol:
         self.root = Path(job.local_root if tier == "local" else job.root)
         self.final = self.root / job.name
         self.partial = self.root / f"{job.name}{PARTIAL_SUFFIX}"
-        self.board = Board(Path(job.root), job.name, job.serial, tier)
+        self.board = board_of(job, tier)
         self._pending = pending
         self._fence = Fence(Path(job.run_dir), job.attempt)
         self._all_ranks = tuple(range(job.world_size))
@@ -189,19 +190,15 @@ class CommitProtocol:
         return "committed" if self.tier == "shared" else rank_mark("committed", min(self._ranks))
 
     def _await_manifest(self, mark: str, doing: str) -> Manifest:
-        self.board.wait([mark], timeout_s=self.job.commit_timeout_s, doing=doing)
-        data = self.board.read(mark)
-        if data is None:
-            raise CheckpointError("CK301", f"{self.job.name}: the board was removed during the save")
-        return decode_manifest(data)
+        return decode_manifest(self.board.wait([mark], timeout_s=self.job.commit_timeout_s, doing=doing)[mark])
 
     def _collect(self) -> Manifest:
         marks = [rank_mark("receipt", rank) for rank in self._all_ranks]
-        self.board.wait(marks, timeout_s=self.job.commit_timeout_s, doing=f"commit of {self.job.name}")
+        found = self.board.wait(marks, timeout_s=self.job.commit_timeout_s, doing=f"commit of {self.job.name}")
         receipts: list[Receipt] = []
         digests: dict[int, str] = {}
         for rank, mark in enumerate(marks):
-            data = self.board.read(mark) or b""
+            data = found[mark]
             receipt = decode_receipt(data)
             self._check_owner(receipt, rank)
             receipts.append(receipt)
@@ -326,7 +323,7 @@ class CommitProtocol:
         if not isinstance(error, RankFailedError):
             self.board.fail(self.job.rank, error)
             if self.tier == "local":  # without a local copy there is nothing to upload
-                Board(Path(self.job.root), self.job.name, self.job.serial, "shared").fail(self.job.rank, error)
+                board_of(self.job, "shared").fail(self.job.rank, error)
         try:
             self._clean_up(error)
         except (OSError, MidwatchError):

@@ -1,6 +1,6 @@
 """The public face of checkpoints without torch: layout, records, listing, verification, retention, writer process."""
 
-from midwatch.checkpoint.board import fail_save
+from midwatch.checkpoint.board_choice import fail_save
 from midwatch.checkpoint.catalog import (
     LATEST,
     PARTIAL_SUFFIX,

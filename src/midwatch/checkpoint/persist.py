@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -70,6 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until told goodbye, or stdin ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--parent", type=int, default=0)
+    parser.add_argument("--store-fd", type=int, default=-1)
+    parser.add_argument("--store-token", type=Path)
+    parser.add_argument("--store-run", default="")
+    parser.add_argument("--store-attempt", type=int, default=0)
     options = parser.parse_args(arguments)
     _follow_parent(options.parent)
     os.nice(NICE)
@@ -78,8 +83,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     writer = Writer(_private_stdout())
     writer.start()
+    if options.store_fd >= 0:
+        _open_store(options.store_fd, options.store_token, options.store_run, options.store_attempt)
     _serve(writer)
     return 0
+
+
+def _open_store(fd: int, token_file: Path, run: str, attempt: int) -> None:
+    """Serve the receipts of all ranks beside our own saves: only rank 0's writer does."""
+    from midwatch.checkpoint.board_server import serve_inherited  # an event loop is much to load for all the others
+
+    threading.Thread(
+        target=serve_inherited, args=(fd, token_file, run, attempt), name="receipt-store", daemon=True
+    ).start()
 
 
 def _serve(writer: Writer) -> None:

@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from midwatch.checkpoint.board import fail_save
+from midwatch.checkpoint.board_choice import fail_save, net_place
 from midwatch.checkpoint.capture import Snapshot, capture
+from midwatch.checkpoint.group import ControlGroup
 from midwatch.checkpoint.identity import Identity
 from midwatch.checkpoint.image import ImagePlan, ShardIdentity, TensorSpec, plan_image, shard_metadata
 from midwatch.checkpoint.jobs import SaveEvent, SaveJob
 from midwatch.checkpoint.layout import dtype_name
 from midwatch.checkpoint.manifest import ManifestDraft, sections_of
+from midwatch.checkpoint.meeting import meet
 from midwatch.checkpoint.stage import Arena
 from midwatch.checkpoint.tracked import Tracked
 from midwatch.checkpoint.writer import WriterClient
@@ -64,6 +66,10 @@ class Saver:
         self._arena.reserve(self._plan(snapshot, 0).size_bytes)
         self._writer.start()
 
+    def meet(self, group: ControlGroup) -> None:
+        """Decide where the writers of this attempt meet. Collective; see ``meeting.meet``."""
+        self.board_address = meet(group, self._writer, self._run_dir, identity=self._identity, recorder=self._recorder)
+
     def save(self, step: int, loss: float | None, metrics: Mapping[str, float]) -> None:
         """See ``Checkpointer.save``."""
         began = time.perf_counter()
@@ -76,7 +82,9 @@ class Saver:
             plan = self._plan(snapshot, step)
             copied_s = self._arena.fill(plan, snapshot.pieces)
         except MidwatchError as error:
-            fail_save(self.root, name, self._serial, rank=self._identity.rank, error=error)
+            me = self._identity
+            place = net_place(self.board_address, self._run_dir, me.run, me.attempt)
+            fail_save(self.root, name, self._serial, rank=me.rank, error=error, place=place)
             raise
         self._warn_of_gaps(snapshot)
         self._losses[name] = loss

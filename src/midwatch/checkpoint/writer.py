@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from midwatch.checkpoint.board import fail_save
+from midwatch.checkpoint.address import listen
+from midwatch.checkpoint.board_choice import fail_save, place_of
 from midwatch.checkpoint.jobs import GOODBYE, FrameBuffer, SaveEvent, SaveJob, encode_frame
 from midwatch.core import CheckpointError
 
@@ -43,6 +45,8 @@ class WriterClient:
         self._freed: set[tuple[str, int]] = set()
         self._events: list[SaveEvent] = []
         self._is_proven = False
+        self._listener: socket.socket | None = None
+        self._store: list[str] = []
 
     @property
     def pid(self) -> int | None:
@@ -67,11 +71,46 @@ class WriterClient:
         self._is_proven = False
         # Same process group on purpose: who kills the rank's group means the writer too.
         self._process = subprocess.Popen(
-            [*self._command, "--parent", str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            [*self._command, "--parent", str(os.getpid()), *self._store],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            pass_fds=() if self._listener is None else (self._listener.fileno(),),
         )
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
+
+    def listen(self, host: str, *, token_file: Path, run: str, attempt: int) -> str:
+        """Open the receipt store of this attempt; returns its ``host:port``.
+
+        The socket is ours, so a writer that takes over from a dead one serves the same port. One that runs already is
+        replaced, which must not happen with saves in flight.
+
+        Raises:
+            OSError: One cannot listen there.
+        """
+        assert not self._flying
+        listener = listen(host)
+        self._end(EXIT_TIMEOUT_S)
+        self._listener = listener
+        self._store = ["--store-fd", str(listener.fileno()), "--store-token", str(token_file)]
+        self._store += ["--store-run", run, "--store-attempt", str(attempt)]
+        self.start()
+        name, port = listener.getsockname()
+        return f"{name}:{port}"
+
+    def stop_listening(self) -> None:
+        """Close the receipt store: the ranks will not meet there. The writer is replaced by one without."""
+        if self._listener is not None:
+            self._end(EXIT_TIMEOUT_S)
+            self._close_store()
+            self.start()
+
+    def _close_store(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        self._listener, self._store = None, []
 
     def submit(self, job: SaveJob) -> None:
         """Hand a job over; starts the writer when it is not running.
@@ -159,11 +198,16 @@ class WriterClient:
     def _bury(self) -> None:
         """The writer is gone: its jobs failed, the other ranks are told, a new one starts if the old one worked."""
         code = self._reap()
-        for job in self._flying.values():
+        lost, self._flying = list(self._flying.values()), {}
+        self._release()
+        if lost and self._is_proven:
+            self.start()  # in time for the next save; one that never worked is tried again at the next submit only
+        for job in lost:
             error = CheckpointError(
                 "CK302", f"rank {job.rank}: the writer process ended with code {code} during {job.name}"
             )
-            fail_save(Path(job.root), job.name, job.serial, rank=job.rank, error=error)
+            # After the start: the store in which the others wait for us may be the one that has just died.
+            fail_save(Path(job.root), job.name, job.serial, rank=job.rank, error=error, place=place_of(job))
             self._events.append(
                 SaveEvent(
                     name=job.name,
@@ -176,11 +220,6 @@ class WriterClient:
                     is_final=True,
                 )
             )
-        had_jobs = bool(self._flying)
-        self._flying.clear()
-        self._release()
-        if had_jobs and self._is_proven:
-            self.start()  # in time for the next save; one that never worked is tried again at the next submit only
 
     def _reap(self) -> int | None:
         if self._process is None:
@@ -216,17 +255,21 @@ class WriterClient:
         events: list[SaveEvent] = []
         while self._flying and time.monotonic() < deadline:
             events += self.poll(max(0.0, deadline - time.monotonic()))
-        if self._process is not None:
-            assert self._process.stdin is not None
-            self._send(GOODBYE)
-            self._process.stdin.close()
-            try:
-                self._process.wait(EXIT_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self._kill()
+        self._end(EXIT_TIMEOUT_S)
         self._read()
         self._is_proven = False
         self._bury()
         events += self._events
         self._events = []
+        self._close_store()
         return events
+
+    def _end(self, timeout_s: float) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._send(GOODBYE)
+            self._process.stdin.close()
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self._kill()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from midwatch.checkpoint.board import Board, Failure
+from midwatch.checkpoint.board import Failure, FileBoard
 from midwatch.checkpoint.format import (
     ImagePlan,
     ManifestDraft,
@@ -144,7 +144,7 @@ def _mourn(job: SaveJob) -> None:
     """Post the failure past the shim, which would let nothing through any more."""
     failure = Failure(rank=job.rank, code="CK302", message="died")
     for tier in ("local", "shared"):
-        board = Board(Path(job.root), job.name, job.serial, tier)
+        board = FileBoard(Path(job.root), job.name, job.serial, tier)
         board.folder.mkdir(parents=True, exist_ok=True)
         _write_plain(board.folder / f"{tier}.failed", msgspec.json.encode(failure))
 

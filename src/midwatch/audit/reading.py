@@ -55,9 +55,11 @@ def known_checkpoints(run_dir: Path) -> list[str]:
     names: dict[str, None] = {}
     for line in lines:
         is_shared = line.event == "checkpoint.uploaded" or line.data.get("tier") == "shared"
-        if not is_shared or line.event not in ("checkpoint.verified", "checkpoint.uploaded"):
+        is_by_hand = line.event == "checkpoint.pruned"
+        if not is_by_hand and (not is_shared or line.event not in ("checkpoint.verified", "checkpoint.uploaded")):
             continue
-        names[str(line.data.get("name", ""))] = None
+        if not is_by_hand:
+            names[str(line.data.get("name", ""))] = None
         pruned = line.data.get("pruned")
         for name in cast("list[Any]", pruned) if isinstance(pruned, list) else []:
             names.pop(str(name), None)

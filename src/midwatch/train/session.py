@@ -101,6 +101,9 @@ def open_session(config: Config, env: RankEnv, paths: RunPaths, params: Mapping[
             "run.attached",
             world_size=world_size,
             checkpoint_dir=str(paths.checkpoint_dir),
+            # For whoever prunes by hand: the rules of this run, not the defaults.
+            keep_last=config.checkpoint.keep_last,
+            keep=msgspec.to_builtins(config.checkpoint.keep),
             environment=redact_environment(inherited_environment()),
             **msgspec.to_builtins(provenance),
         )

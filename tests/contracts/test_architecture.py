@@ -37,6 +37,7 @@ OUTSIDE = {
     "checkpoint/address.py": "the receipt store's listening socket and the own address",
     "checkpoint/board_server.py": "the receipt store",
     "checkpoint/net_board.py": "connections to the receipt store",
+    "checkpoint/load_test.py": "a process of its own that loads a checkpoint whole",
     "checkpoint/writer.py": "the writer process",
     "cli/_checks.py": "a trial of py-spy",
     "storage/fence.py": "the host name in a claim",

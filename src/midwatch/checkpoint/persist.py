@@ -7,7 +7,6 @@ watches for the end of its rank: when the rank goes, it goes at once, whatever i
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import queue
 import signal
@@ -20,12 +19,11 @@ import msgspec
 
 from midwatch.checkpoint.jobs import FrameBuffer, SaveEvent, SaveJob, encode_frame, write_all
 from midwatch.checkpoint.manifest import Receipt
+from midwatch.checkpoint.parent import follow_parent
 from midwatch.checkpoint.pipeline import Progress, save_first_tier, upload
 
 NICE = 10
 """Training's own processes come first for the CPU; hashing and copying use what is left."""
-
-_PR_SET_PDEATHSIG = 1
 
 _Upload = tuple[SaveJob, Receipt, Progress]
 
@@ -76,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--store-run", default="")
     parser.add_argument("--store-attempt", type=int, default=0)
     options = parser.parse_args(arguments)
-    _follow_parent(options.parent)
+    follow_parent(options.parent)
     os.nice(NICE)
     # A stop request reaches the whole process group; the last save must survive it. The end comes by stdin or SIGKILL.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -105,14 +103,6 @@ def _serve(writer: Writer) -> None:
             if not frame:
                 return
             writer.take(msgspec.msgpack.decode(frame, type=SaveJob))
-
-
-def _follow_parent(parent: int) -> None:
-    """Die with the rank even when somebody else holds our stdin open (a forked data loader worker inherits it)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent and os.getppid() != parent:
-        os._exit(0)  # it died before we could ask
 
 
 def _private_stdout() -> int:

@@ -31,6 +31,7 @@ from midwatch.checkpoint.image import (
     shard_metadata,
 )
 from midwatch.checkpoint.jobs import SaveEvent, SaveJob
+from midwatch.checkpoint.lineage import ResumeRecord, read_resumes
 from midwatch.checkpoint.manifest import (
     MANIFEST_FILE,
     REASON_FILE,
@@ -48,6 +49,7 @@ from midwatch.checkpoint.manifest import (
     sections_of,
     shard_file,
 )
+from midwatch.checkpoint.pins import pin_checkpoint, unpin_checkpoint
 from midwatch.checkpoint.retain import (
     AnyOf,
     Best,
@@ -92,6 +94,7 @@ __all__ = [
     "Problem",
     "QuarantineReason",
     "Receipt",
+    "ResumeRecord",
     "RetentionPlan",
     "SaveEvent",
     "SaveJob",
@@ -115,12 +118,14 @@ __all__ = [
     "move_latest",
     "newest_verified",
     "parse_header",
+    "pin_checkpoint",
     "places_of",
     "plan_image",
     "plan_retention",
     "policy_of",
     "quarantine",
     "read_header",
+    "read_resumes",
     "receipt_file",
     "remove_checkpoint",
     "sections_of",
@@ -128,5 +133,6 @@ __all__ = [
     "shard_metadata",
     "shard_problems",
     "sweep_leftovers",
+    "unpin_checkpoint",
     "verify_checkpoint",
 ]

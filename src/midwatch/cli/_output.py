@@ -24,6 +24,7 @@ EXIT_CODES = {
     1: "something needs attention",
     2: "wrong usage",
     65: "data damaged, missing or not to be trusted",
+    73: "another command is at work here",
     74: "reading or writing failed",
     76: "the coordinator's answer cannot be trusted",
     78: "the configuration cannot be used",

@@ -19,6 +19,8 @@ from midwatch.checkpoint.format import (
     newest_verified,
     verify_checkpoint,
 )
+from midwatch.cli._ckpt_pin import pin, unpin
+from midwatch.cli._ckpt_prune import prune
 from midwatch.cli._output import exits, json_option, pairs, plain, say, show_json, table, when
 from midwatch.cli._places import Place, find_place, pick
 from midwatch.cli._why_not import Answer, judge_all, remember
@@ -29,9 +31,16 @@ _path = click.argument("path", metavar="[PATH]", required=False, type=click.Path
 _selection = click.argument("selection", metavar="[NAME|STEP]", required=False)
 
 
-@click.group("ckpt", short_help="List, verify, show and explain checkpoints.")
+@click.group("ckpt", short_help="List, verify, compare, keep and take away checkpoints.")
 def command() -> None:
-    """List, verify, show and explain checkpoints. Needs no PyTorch and changes nothing."""
+    """List, verify, compare, keep and take away checkpoints. Needs no PyTorch.
+
+    Only prune, pin, unpin, export and adopt change anything; each has --dry-run.
+    """
+
+
+for _verb in (prune, pin, unpin):
+    command.add_command(_verb)
 
 
 @command.command("ls", epilog=exits(65, e65="no such folder") + " Example: midwatch ckpt ls RUN")
@@ -63,7 +72,8 @@ def _row(info: CheckpointInfo, *, is_newest: bool) -> tuple[object, ...]:
     state = f"{info.state}, suspect" if info.is_suspect else info.state
     mark = "*" if is_newest else ""
     written = when(info.created_ns)[:19]
-    return mark, info.name, state, info.step, info.attempt, size, loss, info.config_hash, written, info.reason
+    remark = "; ".join(filter(None, (f"pinned: {info.pin}" if info.pin else "", info.reason)))
+    return mark, info.name, state, info.step, info.attempt, size, loss, info.config_hash, written, remark
 
 
 @command.command(
@@ -172,6 +182,7 @@ def _facts(info: CheckpointInfo) -> list[tuple[str, object]]:
         ("path", info.path),
         ("state", f"{info.state}, suspect" if info.is_suspect else info.state),
         ("remark", info.reason),
+        ("pinned", info.pin),
         ("run", info.run),
         ("step", info.step),
         ("attempt", info.attempt),

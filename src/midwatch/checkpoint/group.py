@@ -39,13 +39,21 @@ class ControlGroup:
 
     def broadcast(self, message: Any = None) -> Any:
         """Rank 0's message, on every rank."""
-        return self.gather(message if self.rank == 0 else None)[0]
+        if self._group is None:
+            return message
+        data = _packed(message) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
+        size = torch.tensor([data.numel()])
+        self.send_bytes(size, 0)
+        if self.rank != 0:
+            data = torch.empty(int(size), dtype=torch.uint8)
+        self.send_bytes(data, 0)
+        return _unpacked(data)
 
     def gather(self, message: Any) -> list[Any]:
         """Every rank's message by rank, on every rank."""
         if self._group is None:
             return [message]
-        data = torch.frombuffer(bytearray(values.dumps(message).encode("ascii")), dtype=torch.uint8)
+        data = _packed(message)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         dist.all_gather(sizes, torch.tensor([data.numel()]), group=self._group)
         longest = max(int(size) for size in sizes)
@@ -53,10 +61,23 @@ class ControlGroup:
         padded[: data.numel()] = data
         boxes = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
         dist.all_gather(boxes, padded, group=self._group)
-        return [values.loads(bytes(box[: int(n)].tolist())) for box, n in zip(boxes, sizes, strict=True)]
+        return [_unpacked(box[: int(n)]) for box, n in zip(boxes, sizes, strict=True)]
+
+    def send_bytes(self, tensor: torch.Tensor, source: int) -> None:
+        """Rank ``source``'s tensor on the CPU into every rank's one of the same size."""
+        if self._group is not None:
+            dist.broadcast(tensor, group=self._group, group_src=source)
 
     def start_max(self, flags: torch.Tensor) -> Any:
         """Begin an element-wise maximum over all ranks, in place; returns the handle to wait on (None: done)."""
         if self._group is None:
             return None
         return dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+
+def _packed(message: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(values.dumps(message).encode("ascii")), dtype=torch.uint8)
+
+
+def _unpacked(data: torch.Tensor) -> Any:
+    return values.loads(data.numpy().tobytes())

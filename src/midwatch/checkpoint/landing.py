@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,9 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from midwatch.checkpoint.image import TensorEntry
 from midwatch.checkpoint.layout import dtype_of
+
+Shape = tuple[int, ...]
+Cut = tuple[int, int, int]
 
 
 class Direct:
@@ -27,18 +31,18 @@ class Direct:
 
 
 class Block:
-    """The rows that hold what is wanted, and a copy of the wanted part into the target when they are there.
+    """Memory of its own, and a copy of the wanted part into the target once the bytes are there.
 
-    For targets on a device, of another dtype, or that do not lie in one piece.
+    For targets on a device, of another dtype, or that do not lie in one piece. ``cuts`` are (dimension, first, count).
     """
 
-    def __init__(self, begin: int, shape: tuple[int, ...], dtype: torch.dtype, item: ReadItem, target: torch.Tensor):
+    def __init__(self, begin: int, shape: Shape, dtype: torch.dtype, target: torch.Tensor, cuts: Sequence[Cut] = ()):
         self.begin = begin
         self.end = begin + torch.Size(shape).numel() * dtype.itemsize
         self._shape = shape
         self._dtype = dtype
-        self._item = item
         self._target = target
+        self._cuts = cuts
         self._block: torch.Tensor | None = None
 
     def open(self) -> memoryview:
@@ -48,8 +52,8 @@ class Block:
     def close(self) -> None:
         assert self._block is not None
         part = self._block
-        for dim in range(1, len(self._shape)):
-            part = part.narrow(dim, int(self._item.storage_offsets[dim]), int(self._item.lengths[dim]))
+        for dim, first, count in self._cuts:
+            part = part.narrow(dim, first, count)
         self._target.copy_(part)
         self._block = None
 
@@ -62,10 +66,24 @@ def landing_for(entry: TensorEntry, item: ReadItem, target: torch.Tensor, *, dat
         row_bytes = (entry.end - entry.begin) // shape[0]
         begin += int(item.storage_offsets[0]) * row_bytes
         shape = (int(item.lengths[0]), *shape[1:])
-    is_all_of_them = tuple(item.lengths) == shape
-    if is_all_of_them and target.dtype == dtype and target.device.type == "cpu" and target.is_contiguous():
+    if tuple(item.lengths) == shape and _is_plain(target, dtype):
         return Direct(begin, target)
-    return Block(begin, shape, dtype, item, target)
+    cuts = [(dim, int(item.storage_offsets[dim]), int(item.lengths[dim])) for dim in range(1, len(shape))]
+    return Block(begin, shape, dtype, target, cuts)
+
+
+def landing_in(target: torch.Tensor, entry: TensorEntry, *, data_start: int = 0) -> Direct | Block:
+    """Where a whole saved part goes in a tensor that holds all parts."""
+    dtype = dtype_of(entry.dtype)
+    part = target.detach()
+    for dim, (first, count) in enumerate(zip(entry.offsets, entry.shape, strict=True)):
+        part = part.narrow(dim, first, count)
+    begin = data_start + entry.begin
+    return Direct(begin, part) if _is_plain(part, dtype) else Block(begin, entry.shape, dtype, part)
+
+
+def _is_plain(target: torch.Tensor, dtype: torch.dtype) -> bool:
+    return target.dtype == dtype and target.device.type == "cpu" and target.is_contiguous()
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

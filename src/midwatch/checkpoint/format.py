@@ -32,6 +32,7 @@ from midwatch.checkpoint.image import (
 )
 from midwatch.checkpoint.jobs import SaveEvent, SaveJob
 from midwatch.checkpoint.lineage import ResumeRecord, read_resumes
+from midwatch.checkpoint.load_test import folder_load_problems
 from midwatch.checkpoint.manifest import (
     MANIFEST_FILE,
     REASON_FILE,
@@ -65,6 +66,9 @@ from midwatch.checkpoint.retain import (
     plan_retention,
     policy_of,
 )
+from midwatch.checkpoint.scrub import due, scrub
+from midwatch.checkpoint.signing import SigningKey, load_key
+from midwatch.checkpoint.stats import GroupStats, TensorStats, group_stats, read_stats
 from midwatch.checkpoint.verify import Problem, VerifyReport, shard_problems, verify_checkpoint
 from midwatch.checkpoint.writer import WRITER_MODULE, WriterClient
 
@@ -85,6 +89,7 @@ __all__ = [
     "EveryHours",
     "EverySteps",
     "FileRecord",
+    "GroupStats",
     "ImagePlan",
     "LastN",
     "Manifest",
@@ -100,9 +105,11 @@ __all__ = [
     "SaveJob",
     "ShardHeader",
     "ShardIdentity",
+    "SigningKey",
     "TensorEntry",
     "TensorRecord",
     "TensorSpec",
+    "TensorStats",
     "Verdict",
     "VerifiedMark",
     "VerifyReport",
@@ -111,9 +118,13 @@ __all__ = [
     "committed_names",
     "decode_manifest",
     "decode_receipt",
+    "due",
     "fail_save",
+    "folder_load_problems",
+    "group_stats",
     "line_of",
     "list_checkpoints",
+    "load_key",
     "mark_suspect",
     "move_latest",
     "newest_verified",
@@ -126,8 +137,10 @@ __all__ = [
     "quarantine",
     "read_header",
     "read_resumes",
+    "read_stats",
     "receipt_file",
     "remove_checkpoint",
+    "scrub",
     "sections_of",
     "shard_file",
     "shard_metadata",

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from midwatch.checkpoint.image import ITEM_SIZES
-from midwatch.checkpoint.manifest import Manifest, Receipt, receipt_file
+from midwatch.checkpoint.manifest import Manifest, Receipt, decode_receipt, receipt_file
 from midwatch.checkpoint.parent import follow_parent
 from midwatch.checkpoint.problem import Problem
 from midwatch.checkpoint.sample import sample_problems
 from midwatch.checkpoint.signing import load_key, signature_fault
 from midwatch.config import TrustConfig
 from midwatch.core import CheckpointError, MidwatchError
+from midwatch.storage import read_regular
 
 FULL_BASE_S = 120.0
 """Start of Python and torch on a busy host with a cold disk: seconds normally, a minute has been seen."""
@@ -55,11 +56,12 @@ def _is_whole(folder: Path, manifest: Manifest) -> bool:
     return all((folder / receipt_file(file.rank)).exists() for file in manifest.files)
 
 
-def full_problems(folder: Path, rank: int, manifest: Manifest, *, signing_key: str = "") -> list[Problem]:
-    """Load ``rank``'s share of all tensors in a child process. Raises and blocks as ``load_test_problems``."""
-    timeout_s = FULL_BASE_S + manifest.size_bytes / manifest.world_size / FULL_BYTES_S
-    command = [sys.executable, "-m", "midwatch.checkpoint.load_test", str(folder), "--rank", str(rank)]
-    command += ["--parent", str(os.getpid()), *(["--key", signing_key] if signing_key else [])]
+def full_problems(folder: Path, rank: int | None, manifest: Manifest, *, signing_key: str = "") -> list[Problem]:
+    """Load ``rank``'s share of all tensors, or all of them, in a child process. Raises and blocks as above."""
+    shares = 1 if rank is None else manifest.world_size
+    timeout_s = FULL_BASE_S + manifest.size_bytes / shares / FULL_BYTES_S
+    command = [sys.executable, "-m", "midwatch.checkpoint.load_test", str(folder), "--parent", str(os.getpid())]
+    command += ([] if rank is None else ["--rank", str(rank)]) + (["--key", signing_key] if signing_key else [])
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=timeout_s
@@ -73,6 +75,21 @@ def full_problems(folder: Path, rank: int, manifest: Manifest, *, signing_key: s
     return [_failed(f"the process that loaded it {how}: {said or 'without a word'}")]
 
 
+def folder_load_problems(folder: Path, manifest: Manifest, trust: TrustConfig) -> list[Problem]:
+    """The load test of a checkpoint as a whole, whose bytes were verified. Raises and blocks as above.
+
+    Raises:
+        CheckpointError: A receipt went bad meanwhile.
+    """
+    problems: list[Problem] = []
+    for file in manifest.files:
+        receipt = decode_receipt(read_regular(folder / receipt_file(file.rank)))
+        problems += sample_problems(folder / file.name, receipt, manifest.tensors)
+    if problems or trust.load_test != "full":
+        return problems
+    return full_problems(folder, None, manifest, signing_key=trust.signing_key)
+
+
 def _failed(message: str) -> Problem:
     return Problem(code="CK110", file="", message=message)
 
@@ -80,10 +97,10 @@ def _failed(message: str) -> Problem:
 # --- in the child -----------------------------------------------------------------------------------------------------
 
 
-def load_share(folder: Path, rank: int, *, signing_key: str = "") -> int:
+def load_share(folder: Path, rank: int | None, *, signing_key: str = "") -> int:
     """Load every world-size-th tensor whole into fresh memory, and the rank's state; returns the tensors loaded.
 
-    Over all ranks each tensor is loaded exactly once, its parts from whichever shards hold them.
+    Over all ranks each tensor is loaded exactly once, its parts from whichever shards hold them. None: all at once.
 
     Raises:
         CheckpointError: CK109, or whatever the loading finds.
@@ -97,8 +114,9 @@ def load_share(folder: Path, rank: int, *, signing_key: str = "") -> int:
     manifest = reader.manifest
     if signing_key and (fault := signature_fault(manifest, load_key(signing_key))):
         raise CheckpointError("CK109", f"{folder}: {fault}")
-    _check_state(reader.state(rank), manifest)
-    keys = sorted(manifest.tensors)[rank :: manifest.world_size]
+    for one in range(manifest.world_size) if rank is None else (rank,):
+        _check_state(reader.state(one), manifest)
+    keys = sorted(manifest.tensors)[rank or 0 :: 1 if rank is None else manifest.world_size]
     for batch in _batches(keys, manifest):
         load_tensors(reader, {key: _fresh(key, manifest) for key in batch})
     reader.close()
@@ -146,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Code 0 when all of it loads; the reason on stderr when not."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--rank", type=int)
     parser.add_argument("--key", default="")
     parser.add_argument("--parent", type=int, default=0)
     options = parser.parse_args(arguments)

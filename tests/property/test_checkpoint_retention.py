@@ -22,33 +22,35 @@ KEEPS = st.builds(
     best=st.sampled_from([0, 0, 1, 2]),
     best_mode=st.sampled_from(["min", "max"]),
 )
+RARELY = st.sampled_from([False] * 6 + [True])
 OWN = "r1"
 HOUR_NS = 3_600 * 10**9
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[CheckpointInfo]:
-    keys = draw(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 4)), unique=True, max_size=25))
+    places = st.tuples(st.integers(0, 40), st.sampled_from([1, 1, 1, 2, 3, 4]))
+    keys = draw(st.lists(places, unique=True, max_size=25))
     return [
         CheckpointInfo(
             name=str(CheckpointName(step, attempt)),
             path="",
-            state=draw(st.sampled_from(STATES)),
+            state=draw(st.sampled_from(STATES + ["verified"] * 10)),
             step=step,
             attempt=attempt,
             run=draw(st.sampled_from([OWN, OWN, OWN, "another"])),
             loss=draw(LOSSES),
             created_ns=draw(st.integers(0, 5 * HOUR_NS)),
-            is_suspect=draw(st.booleans()),
-            is_abandoned=draw(st.booleans()),
-            pin=draw(st.sampled_from(["", "", "", "paper"])),
+            is_suspect=draw(RARELY),
+            is_abandoned=draw(RARELY),
+            pin=draw(st.sampled_from([""] * 6 + ["paper"])),
         )
         for step, attempt in keys
     ]
 
 
 @given(histories(), st.integers(1, 6), KEEPS, st.data())
-def test_what_may_never_go_never_goes(
+def test_what_may_never_go_never_goes_and_the_oldest_goes_first(
     history: list[CheckpointInfo], keep_last: int, keep: KeepConfig, data: st.DataObject
 ) -> None:
     names = [info.name for info in history]
@@ -118,7 +120,6 @@ class Training(RuleBasedStateMachine):
         self.infos: dict[str, CheckpointInfo] = {}
         self.line: list[str] = []
         self.attempt, self.step, self.clock_ns, self.source = 1, 0, 0, ""
-        self.promised: set[str] = set()
 
     @initialize(keep_last=st.integers(1, 3), keep=KEEPS)
     def configure(self, keep_last: int, keep: KeepConfig) -> None:
@@ -152,7 +153,6 @@ class Training(RuleBasedStateMachine):
     @rule(name=names)
     def doubt(self, name: str) -> None:
         self.change(name, is_suspect=True)
-        self.promised.discard(name)
 
     @rule(name=names)
     def pin(self, name: str) -> None:
@@ -167,7 +167,6 @@ class Training(RuleBasedStateMachine):
         for name in self.infos:
             if name not in self.line:
                 self.change(name, is_abandoned=True)
-        self.promised &= set(self.line)
         self.attempt += 1
         self.step = self.infos[self.source].step
 
@@ -186,21 +185,30 @@ class Training(RuleBasedStateMachine):
         plan = plan_retention(list(before.values()), policy_of(self.keep_last, self.keep), {self.source, asking})
         for name in plan.doomed:
             del self.infos[name]
-        self.check_places(before, sound)
+        self.check_places(before, sound, {self.source, asking})
         self.check_promises(before, sound)
 
-    def check_places(self, before: dict[str, CheckpointInfo], sound: list[str]) -> None:
+    def check_places(self, before: dict[str, CheckpointInfo], sound: list[str], in_use: set[str]) -> None:
         assert set(sound[-self.keep_last :]) <= set(self.infos)
         gone = set(before) - set(self.infos)
         for name in gone:
             assert before[name].state == "verified"
             assert not before[name].pin
-            assert name != self.source
+            assert name not in in_use
             newer = [other for other in sound if before[other].order > before[name].order]
             assert len(newer) >= self.keep_last, "gone before as many sound ones were newer as keep_last says"
-        others = [n for n in self.infos if n in sound[: -self.keep_last] and not self.infos[n].pin and n != self.source]
-        bound = len(self.promised | self.marks(before, sound)) + self.keep.best + 1
-        assert len(others) <= bound, "what no rule keeps stays for ever"
+        free = [n for n, i in self.infos.items() if i.state == "verified" and not i.pin and n not in in_use]
+        others = [n for n in free if n in sound[: -self.keep_last]]
+        assert len(others) <= len(self.marks(before, sound)) + self.keep.best + 1, "what no rule keeps stays for ever"
+        for name in free:
+            newer = [other for other in sound if before[other].order > before[name].order]
+            if name not in self.line or before[name].is_suspect:
+                assert len(newer) < self.keep_last or name == self.newest(before), "given up, and stays for ever"
+
+    @staticmethod
+    def newest(before: dict[str, CheckpointInfo]) -> str:
+        sound = [info for info in before.values() if info.state == "verified" and not info.is_suspect]
+        return max(sound, key=lambda info: info.order).name if sound else ""
 
     def marks(self, before: dict[str, CheckpointInfo], sound: list[str]) -> set[str]:
         firsts: dict[object, str] = {}
@@ -213,14 +221,12 @@ class Training(RuleBasedStateMachine):
         return set(firsts.values())
 
     def check_promises(self, before: dict[str, CheckpointInfo], sound: list[str]) -> None:
-        marks = self.marks(before, sound)
-        assert marks <= set(self.infos)
-        self.promised = marks
+        assert self.marks(before, sound) <= set(self.infos), "kept for good, and gone"
         scored = [(before[n].loss, n) for n in sound if before[n].loss is not None and math.isfinite(before[n].loss)]
-        if scored and self.keep.best:
-            pick = min if self.keep.best_mode == "min" else max
-            best = pick(loss for loss, _ in scored)
-            assert any(self.infos[n].loss == best for _, n in scored if n in self.infos), "the best one is gone"
+        sign = 1 if self.keep.best_mode == "min" else -1
+        best = sorted(sign * loss for loss, _ in scored)[: self.keep.best]
+        kept = sorted(sign * loss for loss, n in scored if n in self.infos)[: self.keep.best]
+        assert kept == best, "a better one is gone"
 
     @invariant()
     def something_to_resume_from(self) -> None:

@@ -53,7 +53,8 @@ def test_names_sort_otherwise_than_steps_and_attempts() -> None:
 def test_a_limit_of_one_never_deletes_everything() -> None:
     """transformers#25129: save_total_limit=1 removed the only checkpoint."""
     assert kept([saved(10)], policy_of(1)) == [10]
-    assert kept([saved(10), saved(20)], policy_of(1)) == [20]
+    plan = plan_retention([saved(20), saved(30), saved(10)], policy_of(1))
+    assert plan.doomed == (saved(10).name, saved(20).name), "the oldest first: whatever stops it leaves the newest"
     assert kept([saved(10), saved(20)], LastN(0)) == [20]
     assert kept([saved(10), saved(20)], AnyOf(())) == [20]
 

@@ -13,8 +13,9 @@ torch = pytest.importorskip("torch")
 
 from midwatch.checkpoint import values  # noqa: E402
 from midwatch.checkpoint.capture import Snapshot, capture  # noqa: E402
-from midwatch.checkpoint.image import ImagePlan, ShardIdentity, TensorSpec, plan_image, shard_metadata  # noqa: E402
-from midwatch.checkpoint.layout import dtype_name  # noqa: E402
+from midwatch.checkpoint.copying import Copy, Streams  # noqa: E402
+from midwatch.checkpoint.image import ImagePlan, ShardIdentity  # noqa: E402
+from midwatch.checkpoint.planning import PlanMemo  # noqa: E402
 from midwatch.checkpoint.rng import capture_rng, restore_rng  # noqa: E402
 from midwatch.checkpoint.stage import Arena, sweep_arenas  # noqa: E402
 from midwatch.checkpoint.tracked import Tracked  # noqa: E402
@@ -46,19 +47,15 @@ def snapshot_of(shard: bool = True, rank: int = 0, world_size: int = 1, **object
     return capture(tracked, rank, world_size, shard=shard)
 
 
+def fill(arena: Arena, plan: ImagePlan, snapshot: Snapshot) -> None:
+    arena.reserve(plan.size_bytes)
+    places = arena.lay_out(plan)
+    Copy([(places[piece.key], piece.tensor) for piece in snapshot.pieces], Streams()).run()
+
+
 def plan_of(snapshot: Snapshot) -> ImagePlan:
-    specs = [
-        TensorSpec(
-            key=piece.key,
-            dtype=dtype_name(piece.key, piece.tensor.dtype),
-            shape=tuple(piece.tensor.shape),
-            offsets=piece.offsets,
-            global_shape=piece.global_shape,
-        )
-        for piece in snapshot.pieces
-    ]
     identity = ShardIdentity(run="r", attempt=1, step=1, rank=0, world_size=1)
-    return plan_image(specs, metadata=shard_metadata(identity, specs, snapshot.state_json))
+    return PlanMemo().plan(snapshot.pieces, identity, snapshot.state_json)
 
 
 def test_every_kind_of_tensor_is_in_the_staged_file(tmp_path: Path) -> None:
@@ -68,7 +65,7 @@ def test_every_kind_of_tensor_is_in_the_staged_file(tmp_path: Path) -> None:
     snapshot = snapshot_of(model=model)
     arena = Arena("test", 0, folder=tmp_path)
     plan = plan_of(snapshot)
-    arena.fill(plan, snapshot.pieces)
+    fill(arena, plan, snapshot)
     (tmp_path / "shard").write_bytes(arena.path.read_bytes()[: plan.size_bytes])
     with safe_open(tmp_path / "shard", "pt") as file:
         for name, tensor in model.state_dict().items():
@@ -87,7 +84,7 @@ def test_a_staged_copy_does_not_follow_the_live_tensor(tmp_path: Path) -> None:
     snapshot = snapshot_of(model=model)
     arena = Arena("test", 0, folder=tmp_path)
     plan = plan_of(snapshot)
-    arena.fill(plan, snapshot.pieces)
+    fill(arena, plan, snapshot)
     before = arena.path.read_bytes()[: plan.size_bytes]
     with torch.no_grad():
         model.weight.zero_()

@@ -42,6 +42,8 @@ class Snapshot:
     sections: dict[str, bool]
     steady: frozenset[str] = frozenset()
     """Keys of pieces that change in optimizer steps only."""
+    counters: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    """Live scalars that every step of their optimizer changes."""
 
     @property
     def state_json(self) -> str:
@@ -164,6 +166,7 @@ def capture(
         private,
         _sections(tracked, optimizer),
         frozenset(shared.steady(tracked)),
+        shared.counters(),
     )
 
 
@@ -245,6 +248,10 @@ class _Shared:
                 if parameter in updated or self._is_unchanged(key, parameter):
                     yield key
         yield from (key for key in self._moments if not _is_host_scalar(found[key]))
+
+    def counters(self) -> dict[str, torch.Tensor]:
+        found = self._tensors.found
+        return {key: found[key] for key in self._moments if key.endswith(".step") and _is_host_scalar(found[key])}
 
     def _is_unchanged(self, key: str, parameter: nn.Parameter) -> bool:
         if parameter.requires_grad or parameter.is_inference():

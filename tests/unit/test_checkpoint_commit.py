@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from midwatch.checkpoint import pipeline
-from midwatch.checkpoint.board import FileBoard
 from midwatch.checkpoint.commit import CommitProtocol
 from midwatch.checkpoint.format import (
     SaveEvent,
     SaveJob,
     candidates,
     committed_names,
+    fail_save,
     list_checkpoints,
     mark_suspect,
     move_latest,
@@ -31,11 +32,12 @@ from midwatch.testing import corrupt
 from midwatch.testing.saves import SmallRun
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> SmallRun:
-    small = SmallRun(tmp_path / "run")
+@pytest.fixture(params=[False, True], ids=["files", "store"])
+def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SmallRun]:
+    small = SmallRun(tmp_path / "run", has_store=request.param)
     small.claim()
-    return small
+    yield small
+    small.close()
 
 
 def _states(run: SmallRun) -> dict[str, str]:
@@ -90,8 +92,7 @@ def test_one_ranks_failure_ends_the_save_of_all_at_once(run: SmallRun) -> None:
 
 def test_a_failed_save_can_be_repeated_in_the_same_attempt(run: SmallRun) -> None:
     jobs = [run.job(10, rank) for rank in (0, 1)]
-    for job in jobs:
-        FileBoard(run.root, job.name, 0, "shared").fail(1, CheckpointError("CK302", "writer died"))
+    fail_save(run.root, jobs[0].name, 0, rank=1, error=CheckpointError("CK302", "writer died"), place=run.place)
     events: list[SaveEvent] = []
     assert not run_save(jobs[0], events.append)
     assert run.save(10, serial=1)[0][-1].state == "verified"
@@ -144,10 +145,10 @@ def test_bytes_that_change_on_the_way_to_the_medium_are_quarantined(
     run.save(10)
     honest = CommitProtocol.verify
 
-    def lying_disk(self: CommitProtocol, receipt: object, manifest: object) -> None:
+    def lying_disk(self: CommitProtocol, receipt: object, commit: object) -> None:
         if self.job.rank == 1:
             corrupt.flip_bit(self.final / "rank-00001.safetensors", offset=5000)
-        honest(self, receipt, manifest)
+        honest(self, receipt, commit)
 
     monkeypatch.setattr(CommitProtocol, "verify", lying_disk)
     events = run.save(20)
@@ -199,7 +200,8 @@ def test_leftovers_of_older_attempts_are_swept(run: SmallRun) -> None:
     run.claim()
     run.save(20)
     assert "step-00000005-a0001.partial" not in _states(run)
-    assert [path.name for path in (run.root / ".board").iterdir()] == ["step-00000020-a0002.0"]
+    if run.place is None:
+        assert [path.name for path in (run.root / ".board").iterdir()] == ["step-00000020-a0002.0"]
 
 
 def test_with_a_local_tier_both_tiers_end_verified(tmp_path: Path) -> None:
@@ -254,9 +256,9 @@ def test_a_local_copy_that_rots_before_the_upload_is_not_uploaded(
     run.claim()
     honest = pipeline.upload
 
-    def rot_first(job: SaveJob, receipt: object, progress: object) -> bool:
+    def rot_first(job: SaveJob, *rest: object) -> bool:
         corrupt.flip_bit(tmp_path / "local" / job.name / "rank-00000.safetensors", offset=5000)
-        return honest(job, receipt, progress)
+        return honest(job, *rest)
 
     monkeypatch.setattr(pipeline, "upload", rot_first)
     assert run.save(10)[0][-1].error_code == "ST104"

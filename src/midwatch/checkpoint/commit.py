@@ -2,53 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
-from midwatch.checkpoint.board import BOARD_FOLDER, RankFailedError, rank_mark
+from midwatch.checkpoint.board import RankFailedError, rank_mark
 from midwatch.checkpoint.board_choice import board_of
-from midwatch.checkpoint.catalog import (
-    PARTIAL_SUFFIX,
-    list_checkpoints,
-    move_latest,
-    quarantine,
-    remove_checkpoint,
-    sweep_leftovers,
-)
-from midwatch.checkpoint.coverage import tensor_table
+from midwatch.checkpoint.catalog import PARTIAL_SUFFIX, mark_suspect, move_latest, newest_verified, quarantine
+from midwatch.checkpoint.collect import Collector, answer_call
+from midwatch.checkpoint.data_path import write_shard
+from midwatch.checkpoint.housekeeping import prune
+from midwatch.checkpoint.image import layout_digest
 from midwatch.checkpoint.jobs import SaveJob, Tier
 from midwatch.checkpoint.manifest import (
     MANIFEST_FILE,
+    SUSPECT_FILE,
     VERIFIED_FILE,
     Manifest,
     Receipt,
     VerifiedMark,
-    build_manifest,
     decode_manifest,
-    decode_receipt,
     encode_record,
+    note_of,
     receipt_file,
     seal,
     shard_file,
 )
-from midwatch.checkpoint.retain import plan_retention, policy_of
-from midwatch.checkpoint.verify import shard_problems, verify_checkpoint
-from midwatch.core import (
-    SYSTEM_CLOCK,
-    CheckpointError,
-    FencedError,
-    MidwatchError,
-    StorageError,
-    parse_checkpoint_name,
-)
-from midwatch.storage import Fence, check_space, chunk_digest, ops, root_digest, sha256_hex, write_atomic
+from midwatch.checkpoint.notes import CommitNote, LayoutCache, ProofNote, decode_all, decode_note, encode_note
+from midwatch.checkpoint.proof import prove_part, read_manifest, show_folder
+from midwatch.checkpoint.signing import SigningKey, load_key, sign, sign_mark
+from midwatch.checkpoint.verify import read_mark
+from midwatch.core import SYSTEM_CLOCK, CheckpointError, FencedError, MidwatchError
+from midwatch.storage import FAST_KIND, Fence, check_space, ops, root_digest, secure_kind, write_atomic
 
-DIRECT_FROM_BYTES = 2**24
-"""Smaller shards go through the page cache: aligned direct writes only pay off for bulk."""
-
-CONTENT_CODES = frozenset({"ST104", "CK102", "CK103", "CK104", "CK105", "CK106", "CK107"})
+CONTENT_CODES = frozenset({"ST104", "CK102", "CK103", "CK104", "CK105", "CK106", "CK107", "CK110"})
 """Failures that say the bytes are wrong, not that somebody was late: such a commit is quarantined."""
 
 
@@ -58,18 +47,25 @@ class CommitProtocol:
     The order is the whole argument. *R* is what a reader (resume, ``latest``, retention) sees when we die there:
 
     1. ``<name>.partial/`` is made. R: the older checkpoints; a torn leftover that the next attempt's janitor removes.
-    2. Each rank writes its shard into it and syncs it. The digests come from the staged bytes. R: the same.
-    3. Each rank writes its receipt, syncs file and folder, and posts the receipt on the board. R: the same.
-    4. The committer waits for all receipts, at most ``commit_timeout_s``. R: the same.
-    5. It checks that the parts make whole tensors, and that no newer attempt holds the run. R: the same.
+    2. Each rank takes room for its shard, writes it and syncs it. The digests come from the staged bytes. R: the same.
+    3. Each rank writes its receipt, syncs file and folder, and posts a note of it on the board: owner, size, digest of
+       the shard, digest of the receipt, digest of the layout. R: the same.
+    4. The committer waits for all notes, at most ``commit_timeout_s``. R: the same.
+    5. It checks that the parts make whole tensors: by the receipts when the layout of any rank is new to this process,
+       which the notes' digests bind to the files; else by comparison with the layouts that it checked before. And that
+       no newer attempt holds the run. R: the same.
     6. ``MANIFEST.json`` is written and synced, then the folder: all its names are durable now. R: the same, because
        ``.partial`` is never read, manifest or not.
     7. The folder is renamed to ``<name>``, then its parent synced. R: before the rename the older checkpoints, after it
        a *committed* one. If power fails before the sync either may be found; both are whole.
-    8. Each rank reads its shard back from the medium and compares it with the staged digests and the planned header;
-       the leader then checks records, sizes, headers and coverage. R: a committed checkpoint, whole but not yet
-       proven; resume prefers older verified ones and verifies this one before any use.
-    9. ``VERIFIED.json`` appears atomically, naming the manifest's digest. R: before it committed, after it *verified*.
+    8. Each rank reads manifest, receipt and shard back from the medium, compares them with what was staged and planned,
+       loads a sample, leaves its statistics beside the shard, and posts what it found. The leader compares all that
+       with the manifest; when it sees a structure for the first time it also examines records, sizes, headers and
+       coverage of the folder itself. R: a committed checkpoint, whole but not yet proven; resume prefers older
+       verified ones and verifies this one before any use. Lost or torn statistics take nothing away from it.
+    9. Where a model tensor has become non-finite, ``SUSPECT.json`` appears first. Then ``VERIFIED.json`` does,
+       atomically, naming the manifest's digest. R: before it committed, after it *verified*; never verified and not
+       yet suspect.
     10. ``latest`` is moved atomically (shared tier only). R: the old target, which is verified, or the new one.
     11. Retention: each doomed checkpoint is renamed to ``.partial`` before its first file is removed. R: each one
         whole or gone. The newest verified one is never doomed.
@@ -81,17 +77,23 @@ class CommitProtocol:
     retried on the same file.
     """
 
-    def __init__(self, job: SaveJob, tier: Tier, *, pending: Collection[str] = ()) -> None:
+    def __init__(
+        self, job: SaveJob, tier: Tier, *, pending: Collection[str] = (), layouts: LayoutCache | None = None
+    ) -> None:
         self.job = job
         self.tier: Tier = tier
         self.root = Path(job.local_root if tier == "local" else job.root)
         self.final = self.root / job.name
         self.partial = self.root / f"{job.name}{PARTIAL_SUFFIX}"
         self.board = board_of(job, tier)
+        self.nonfinite: tuple[str, ...] = ()
+        """Model tensors that went bad in this checkpoint, once it is verified."""
         self._pending = pending
+        self._layouts = layouts or LayoutCache()
         self._fence = Fence(Path(job.run_dir), job.attempt)
         self._all_ranks = tuple(range(job.world_size))
         self._ranks = (job.node_ranks or self._all_ranks) if tier == "local" else self._all_ranks
+        self._receipt_data = b""
         self._is_committed = False
 
     @property
@@ -99,14 +101,33 @@ class CommitProtocol:
         """Whether this rank commits the folder: the committer (shared tier) or the node's lowest rank (local tier)."""
         return self.job.is_committer if self.tier == "shared" else self.job.rank == min(self._ranks)
 
+    @property
+    def _is_split(self) -> bool:
+        """The ranks write to several folders, one a node."""
+        return self._ranks != self._all_ranks
+
+    @cached_property
+    def _key(self) -> SigningKey | None:
+        path = self.job.trust.signing_key
+        return load_key(path) if path else None
+
+    @property
+    def _run_dir(self) -> Path | None:
+        """Where listings find the claims: a local tier has none."""
+        return Path(self.job.run_dir) if self.tier == "shared" else None
+
+    def close(self) -> None:
+        """Leave the board."""
+        self.board.close()
+
     # --- steps 1 to 3 ---------------------------------------------------------------------------------------------
 
-    def persist(self, chunks: Iterable[memoryview], expected: Sequence[str] = ()) -> Receipt:
-        """Write this rank's shard and show the receipt.
+    def persist(self, chunks: Iterable[memoryview], expected: Receipt | None = None) -> Receipt:
+        """Write this rank's shard and tell of its receipt.
 
         Args:
-            chunks: The image in pieces of ``chunk_bytes``.
-            expected: Digests the pieces must have (a copy between tiers); empty for the first writing.
+            chunks: The image in pieces of ``chunk_bytes``; see ``write_shard``.
+            expected: The receipt of the copy that is being copied (between tiers); None for the first writing.
 
         Raises:
             StorageError: ST101 no room, ST104 a piece is not what was expected.
@@ -124,28 +145,18 @@ class CommitProtocol:
         check_space(self.root, self.job.size_bytes)
         ops.mkdir(self.partial)
         self._remove_own()
-        receipt = self._receipt(self._write_shard(chunks, expected))
-        data = encode_record(receipt)
-        ops.write_file(self.partial / receipt_file(self.job.rank), data)
+        kind = secure_kind() if self.job.trust.signing_key else FAST_KIND
+        path = self.partial / shard_file(self.job.rank)
+        wanted = expected.chunks if expected is not None else ()
+        digests = write_shard(path, chunks, size_bytes=self.job.size_bytes, kind=kind, expected=wanted)
+        receipt = self._receipt(tuple(digests), kind)
+        self._receipt_data = encode_record(receipt)
+        ops.write_file(self.partial / receipt_file(self.job.rank), self._receipt_data)
         ops.fsync_dir(self.partial)
-        self.board.post(rank_mark("receipt", self.job.rank), data)
+        self.board.post(rank_mark("receipt", self.job.rank), encode_note(note_of(receipt, self._receipt_data)))
         return receipt
 
-    def _write_shard(self, chunks: Iterable[memoryview], expected: Sequence[str]) -> list[str]:
-        digests: list[str] = []
-        path = self.partial / shard_file(self.job.rank)
-        with ops.OutputFile(path, is_direct=self.job.size_bytes >= DIRECT_FROM_BYTES) as out:
-            for index, chunk in enumerate(chunks):
-                digests.append(chunk_digest(chunk))
-                if expected and (index >= len(expected) or digests[index] != expected[index]):
-                    raise StorageError("ST104", f"{path}: the source of chunk {index} changed since it was verified")
-                out.write(chunk)
-            if out.position != self.job.size_bytes:
-                raise StorageError("ST104", f"{path}: source has {out.position} of {self.job.size_bytes} bytes")
-            out.sync()
-        return digests
-
-    def _receipt(self, digests: Sequence[str]) -> Receipt:
+    def _receipt(self, digests: tuple[str, ...], kind: str) -> Receipt:
         job = self.job
         return Receipt(
             run=job.run,
@@ -156,116 +167,129 @@ class CommitProtocol:
             file=shard_file(job.rank),
             size_bytes=job.size_bytes,
             chunk_bytes=job.chunk_bytes,
-            chunks=tuple(digests),
-            digest=root_digest(digests),
+            chunks=digests,
+            digest=root_digest(digests, kind),
+            digest_kind=kind,
             entries=job.entries,
             sections=job.sections,
+            layout=layout_digest(job.entries),
         )
 
     # --- steps 4 to 7 ---------------------------------------------------------------------------------------------
 
-    def commit(self) -> Manifest:
+    def commit(self) -> CommitNote:
         """Take part in the commit; returns when the folder this rank wrote to is committed.
 
         Raises:
             CheckpointError: CK303 ranks missing, CK107 holes, CK301 another rank failed.
             FencedError: CK401.
 
-        Blocking: two waits of ``commit_timeout_s`` at most.
+        Blocking: three waits of ``commit_timeout_s`` at most.
         """
-        if not (self.is_leader or self.job.is_committer):
-            return self._await_manifest(self._committed_mark, "waiting for the commit")
-        if self.job.is_committer:
-            manifest = self._collect()
-            self.board.post("manifest", encode_record(manifest))
-        else:
-            manifest = self._await_manifest("manifest", "waiting for the committer's manifest")
-        if not self.is_leader:  # a committer that is not its node's lowest rank
-            return self._await_manifest(self._committed_mark, "waiting for the commit")
-        self._commit_folder(manifest)
-        return manifest
-
-    @property
-    def _committed_mark(self) -> str:
-        return "committed" if self.tier == "shared" else rank_mark("committed", min(self._ranks))
-
-    def _await_manifest(self, mark: str, doing: str) -> Manifest:
-        return decode_manifest(self.board.wait([mark], timeout_s=self.job.commit_timeout_s, doing=doing)[mark])
+        manifest = self._collect() if self.job.is_committer else None
+        if manifest is None and self._is_split:
+            answer_call(self.board, self.job, self._receipt_data)
+        if not self.is_leader:
+            return decode_note(self._await(self._mark("committed"), "waiting for the commit"), CommitNote)
+        if manifest is None:
+            manifest = decode_manifest(self._await("manifest", "waiting for the committer's manifest"))
+        return self._commit_folder(manifest)
 
     def _collect(self) -> Manifest:
-        marks = [rank_mark("receipt", rank) for rank in self._all_ranks]
-        found = self.board.wait(marks, timeout_s=self.job.commit_timeout_s, doing=f"commit of {self.job.name}")
-        receipts: list[Receipt] = []
-        digests: dict[int, str] = {}
-        for rank, mark in enumerate(marks):
-            data = found[mark]
-            receipt = decode_receipt(data)
-            self._check_owner(receipt, rank)
-            receipts.append(receipt)
-            digests[rank] = sha256_hex(data)
-        assert self.job.manifest is not None
-        return build_manifest(self.job.manifest, receipts, digests, tensor_table(receipts))
+        collector = Collector(self.job, self.board, self._layouts)
+        manifest = collector.manifest(None if self._is_split else self.partial, self._receipt_data)
+        if self._key is not None:
+            manifest = sign(manifest, self._key)
+        if self._is_split:
+            self.board.post("manifest", encode_record(manifest))
+        return manifest
 
-    def _check_owner(self, receipt: Receipt, rank: int) -> None:
-        job = self.job
-        if receipt.owner != (job.run, job.attempt, job.step, rank, job.world_size):
-            raise CheckpointError("CK105", f"{job.name}: the receipt of rank {rank} belongs to {receipt.owner}")
+    def _mark(self, kind: str) -> str:
+        return kind if self.tier == "shared" else rank_mark(kind, min(self._ranks))
 
-    def _commit_folder(self, manifest: Manifest) -> None:
+    def _await(self, mark: str, doing: str) -> bytes:
+        return self.board.wait([mark], timeout_s=self.job.commit_timeout_s, doing=doing)[mark]
+
+    def _commit_folder(self, manifest: Manifest) -> CommitNote:
         self._fence.check()
-        data = encode_record(manifest)
-        ops.write_file(self.partial / MANIFEST_FILE, data)
+        ops.write_file(self.partial / MANIFEST_FILE, encode_record(manifest))
         ops.fsync_dir(self.partial)
         self._fence.check()
         ops.rename(self.partial, self.final)
         self._is_committed = True
         ops.fsync_dir(self.root)
-        self.board.post(self._committed_mark, data)
+        note = CommitNote(digest=manifest.digest, baseline=self._baseline(manifest.parent))
+        self.board.post(self._mark("committed"), encode_note(note))
+        return note
+
+    def _baseline(self, parent: str) -> str:
+        """What the statistics are compared with: the parent, unless it was itself found to be bad."""
+        if not self.job.trust.statistics:
+            return ""
+        if (
+            parent
+            and (self.root / parent / VERIFIED_FILE).exists()
+            and not (self.root / parent / SUSPECT_FILE).exists()
+        ):
+            return parent
+        newest = newest_verified(self.root, run_dir=self._run_dir)
+        return newest.name if newest is not None else ""
 
     # --- steps 8 and 9 --------------------------------------------------------------------------------------------
 
-    def verify(self, receipt: Receipt, manifest: Manifest) -> None:
+    def verify(self, receipt: Receipt, commit: CommitNote) -> None:
         """Prove this rank's bytes; returns when all ranks of the folder have proven theirs and the mark is written.
 
         Raises:
             StorageError: ST104 the medium holds something else than was staged.
-            CheckpointError: CK301, CK303 as in ``commit``.
+            CheckpointError: CK110 it does not load; CK301, CK303 as in ``commit``.
 
         Blocking: one wait of ``commit_timeout_s`` besides the reading.
         """
-        problems = shard_problems(self.final / receipt.file, receipt)
-        if problems:
-            first = problems[0]
-            raise StorageError(
-                "ST104",
-                f"{self.final / first.file}: {first.message}",
-                problems=[problem.message for problem in problems[:16]],
-            )
-        self.board.post(rank_mark("verified", self.job.rank))
-        timeout_s = self.job.commit_timeout_s
-        if not self.is_leader:
-            mark = self._committed_mark.replace("committed", "marked")
-            self.board.wait([mark], timeout_s=timeout_s, doing="waiting for the verification")
+        manifest = read_manifest(self.final, commit.digest)
+        baseline = self.root / commit.baseline if commit.baseline else None
+        proof = prove_part(self.final, receipt, manifest, self.job.trust, baseline)
+        self.nonfinite = proof.nonfinite
+        self.board.post(rank_mark("verified", self.job.rank), encode_note(proof))
+        if self.is_leader:
+            self._mark_verified(manifest)
             return
-        marks = [rank_mark("verified", rank) for rank in self._ranks]
-        self.board.wait(marks, timeout_s=timeout_s, doing=f"verification of {self.job.name}")
-        self._mark_verified(manifest)
+        self.board.wait(
+            [self._mark("marked")],
+            timeout_s=self.job.commit_timeout_s,
+            doing="waiting for the verification",
+            is_settled=lambda: read_mark(self.final, manifest, self._key) == "valid",
+        )
 
     def _mark_verified(self, manifest: Manifest) -> None:
-        is_whole = self._ranks == self._all_ranks
-        report = verify_checkpoint(self.final, deep=False, ranks=None if is_whole else self._ranks)
-        if not report.is_ok:
-            first = report.problems[0]
-            raise CheckpointError(first.code, f"{self.final / first.file}: {first.message}")
+        proofs = self._proofs()
+        show_folder(self.final, manifest, proofs, self._layouts, self.tier, self._key)
         self._fence.check()
+        self._flag_what_went_bad(proofs)
         mark = VerifiedMark(
             name=manifest.name,
             manifest_digest=manifest.digest,
             verified_ns=SYSTEM_CLOCK.wall_ns(),
             ranks=self._ranks,
         )
-        write_atomic(self.final / VERIFIED_FILE, encode_record(msgspec.structs.replace(mark, digest=seal(mark))))
-        self.board.post(self._committed_mark.replace("committed", "marked"))
+        mark = msgspec.structs.replace(mark, digest=seal(mark))
+        mark = mark if self._key is None else sign_mark(mark, self._key)
+        write_atomic(self.final / VERIFIED_FILE, encode_record(mark))
+        self.board.post(self._mark("marked"))
+
+    def _proofs(self) -> list[ProofNote]:
+        job = self.job
+        marks = [rank_mark("verified", rank) for rank in self._ranks]
+        doing = f"verification of {job.name}"
+        found = self.board.wait(marks, timeout_s=job.commit_timeout_s, doing=doing)
+        return decode_all(found, ProofNote, (job.run, job.attempt, job.step, job.world_size))
+
+    def _flag_what_went_bad(self, proofs: list[ProofNote]) -> None:
+        self.nonfinite = tuple(sorted({key for proof in proofs for key in proof.nonfinite}))
+        if self.job.trust.nonfinite == "suspect" and any(proof.is_worse for proof in proofs):
+            named = ", ".join(self.nonfinite[:4])
+            reason = f"{len(self.nonfinite)} model tensors have become non-finite: {named}"
+            mark_suspect(self.root, self.job.name, reason, run_dir=self._run_dir)
 
     # --- steps 10 and 11 ------------------------------------------------------------------------------------------
 
@@ -292,29 +316,7 @@ class CommitProtocol:
         if not self.is_leader:
             return ()
         self._fence.check()
-        pruned = self._prune()
-        if self.tier == "shared":
-            self._sweep_boards()
-        return pruned
-
-    def _prune(self) -> tuple[str, ...]:
-        run_dir = Path(self.job.run_dir) if self.tier == "shared" else None
-        protected = {*self.job.protected, *self._pending, self.job.name}
-        policy = policy_of(self.job.keep_last, self.job.keep if self.tier == "shared" else None)
-        plan = plan_retention(list_checkpoints(self.root, run_dir=run_dir), policy, protected, run=self.job.run)
-        for name in plan.doomed:
-            remove_checkpoint(self.root, name)
-        sweep_leftovers(self.root, self.job.attempt)
-        return plan.doomed
-
-    def _sweep_boards(self) -> None:
-        """All ranks have delivered this save, and they save in order: nobody looks at an older board any more."""
-        for path in (Path(self.job.root) / BOARD_FOLDER).iterdir():
-            name, _, serial = path.name.partition(".")
-            parsed = parse_checkpoint_name(name)
-            is_ours = parsed is not None and parsed.attempt == self.job.attempt and serial.isdigit()
-            if parsed and is_ours and (parsed.step, int(serial)) < (self.job.step, self.job.serial):
-                ops.remove_tree(path)
+        return prune(self.job, self.tier, self._pending)
 
     # --- when it fails --------------------------------------------------------------------------------------------
 
@@ -323,7 +325,9 @@ class CommitProtocol:
         if not isinstance(error, RankFailedError):
             self.board.fail(self.job.rank, error)
             if self.tier == "local":  # without a local copy there is nothing to upload
-                board_of(self.job, "shared").fail(self.job.rank, error)
+                shared = board_of(self.job, "shared")
+                shared.fail(self.job.rank, error)
+                shared.close()
         try:
             self._clean_up(error)
         except (OSError, MidwatchError):
@@ -333,8 +337,7 @@ class CommitProtocol:
         code = error.context.get("origin", error.code)
         if self._is_committed:
             if code in CONTENT_CODES and not isinstance(error, FencedError):
-                run_dir = Path(self.job.run_dir) if self.tier == "shared" else None
-                quarantine(self.root, self.job.name, f"[{code}] {error.message}", run_dir=run_dir)
+                quarantine(self.root, self.job.name, f"[{code}] {error.message}", run_dir=self._run_dir)
             return
         if self.partial.is_dir():
             self._remove_own()

@@ -17,9 +17,10 @@ from typing import Any
 import msgspec
 
 from midwatch.core import UNREADABLE, CheckpointError
-from midwatch.storage import open_regular
+from midwatch.storage import open_regular, sha256_hex
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2 added what a receipt says of its digests and its layout, and signatures; the shards themselves are as they were."""
 HEADER_ALIGNMENT = 4096
 MAX_HEADER_BYTES = 100_000_000
 """The safetensors library's own limit; a larger one is damage, not data."""
@@ -65,6 +66,11 @@ class TensorEntry(TensorSpec, frozen=True, kw_only=True):
 
     begin: int
     end: int
+
+
+def layout_digest(entries: Sequence[TensorEntry]) -> str:
+    """Equal for two shards whose tensors have the same names, kinds and places; what they hold does not matter."""
+    return sha256_hex(msgspec.msgpack.encode(entries))
 
 
 class Owned(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -66,6 +66,35 @@ class Receipt(Owned, frozen=True, kw_only=True):
         """Keys of the tensors with bytes in ``[begin, end)`` of the file."""
         start = self.data_start
         return tuple(e.key for e in self.entries if e.begin < e.end and start + e.begin < end and begin < start + e.end)
+
+
+class RankNote(Owned, frozen=True, kw_only=True):
+    """What the committer needs to know of one rank's receipt: the same few bytes however many tensors there are."""
+
+    size_bytes: int
+    chunk_bytes: int
+    digest: str
+    digest_kind: str
+    receipt_digest: str
+    """SHA-256 of the receipt file."""
+    layout: str
+
+
+def note_of(receipt: Receipt, data: bytes) -> RankNote:
+    """The note of a receipt whose file has the bytes ``data``."""
+    return RankNote(
+        run=receipt.run,
+        attempt=receipt.attempt,
+        step=receipt.step,
+        rank=receipt.rank,
+        world_size=receipt.world_size,
+        size_bytes=receipt.size_bytes,
+        chunk_bytes=receipt.chunk_bytes,
+        digest=receipt.digest,
+        digest_kind=receipt.digest_kind,
+        receipt_digest=sha256_hex(data),
+        layout=receipt.layout,
+    )
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,23 +173,18 @@ class VerifiedMark(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
 
 
-def build_manifest(
-    draft: ManifestDraft,
-    receipts: Sequence[Receipt],
-    receipt_digests: Mapping[int, str],
-    tensors: dict[str, TensorRecord],
-) -> Manifest:
-    """Join the draft and all ranks' receipts; the result is sealed."""
-    first = receipts[0]
+def build_manifest(draft: ManifestDraft, notes: Sequence[RankNote], tensors: dict[str, TensorRecord]) -> Manifest:
+    """Join the draft and what all ranks said of their shards; the result is sealed."""
+    first = notes[0]
     files = tuple(
         FileRecord(
-            name=receipt.file,
-            rank=receipt.rank,
-            size_bytes=receipt.size_bytes,
-            digest=receipt.digest,
-            receipt_digest=receipt_digests[receipt.rank],
+            name=shard_file(note.rank),
+            rank=note.rank,
+            size_bytes=note.size_bytes,
+            digest=note.digest,
+            receipt_digest=note.receipt_digest,
         )
-        for receipt in receipts
+        for note in notes
     )
     manifest = Manifest(
         run=first.run,
@@ -168,6 +192,7 @@ def build_manifest(
         step=first.step,
         world_size=first.world_size,
         chunk_bytes=first.chunk_bytes,
+        digest_kind=first.digest_kind,
         files=files,
         tensors=tensors,
         **msgspec.structs.asdict(draft),

@@ -19,6 +19,7 @@ import msgspec
 
 from midwatch.checkpoint.jobs import FrameBuffer, SaveEvent, SaveJob, encode_frame, write_all
 from midwatch.checkpoint.manifest import Receipt
+from midwatch.checkpoint.notes import LayoutCache
 from midwatch.checkpoint.parent import follow_parent
 from midwatch.checkpoint.pipeline import Progress, save_first_tier, upload
 
@@ -37,6 +38,7 @@ class Writer:
         self._jobs: queue.Queue[SaveJob] = queue.Queue()
         self._uploads: queue.Queue[_Upload] = queue.Queue()
         self._uploading: list[str] = []
+        self._layouts = LayoutCache()
 
     def start(self) -> None:
         for work in (self._save_lane, self._upload_lane):
@@ -53,7 +55,7 @@ class Writer:
         while True:
             job = self._jobs.get()
             progress = Progress(job, self._emit)
-            receipt = save_first_tier(job, progress, tuple(self._uploading))
+            receipt = save_first_tier(job, progress, tuple(self._uploading), self._layouts)
             if receipt is not None and job.local_root:
                 self._uploading.append(job.name)
                 self._uploads.put((job, receipt, progress))
@@ -61,7 +63,7 @@ class Writer:
     def _upload_lane(self) -> None:
         while True:
             job, receipt, progress = self._uploads.get()
-            upload(job, receipt, progress)
+            upload(job, receipt, progress, self._layouts)
             self._uploading.remove(job.name)
 
 

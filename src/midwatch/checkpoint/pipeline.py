@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 
 from midwatch.checkpoint.commit import CommitProtocol
 from midwatch.checkpoint.jobs import SaveEvent, SaveJob, SaveState, Tier
 from midwatch.checkpoint.manifest import Receipt
+from midwatch.checkpoint.notes import LayoutCache
 from midwatch.checkpoint.upload import local_chunks, staged_chunks
 from midwatch.core import CheckpointError, MidwatchError
 from midwatch.storage import as_storage_error
 
 Emit = Callable[[SaveEvent], None]
+Source = Callable[[], Iterable[memoryview]]
+"""Opens what is to be written, within the save: a buffer that is not as promised is a failed save."""
 
 
 class Progress:
@@ -26,7 +29,13 @@ class Progress:
         self.digest = ""
 
     def tell(
-        self, state: SaveState, tier: Tier, *, error: MidwatchError | None = None, pruned: tuple[str, ...] = ()
+        self,
+        state: SaveState,
+        tier: Tier,
+        *,
+        error: MidwatchError | None = None,
+        pruned: tuple[str, ...] = (),
+        nonfinite: tuple[str, ...] = (),
     ) -> None:
         last_state = "uploaded" if self.job.local_root else "verified"
         is_slot_free = not self._is_slot_freed and state in ("persisted", "failed")
@@ -45,40 +54,44 @@ class Progress:
             is_final=state in ("failed", last_state),
             digest=self.digest,
             pruned=pruned,
+            nonfinite=nonfinite,
         )
         self._emit(event)
 
 
-def save_first_tier(job: SaveJob, progress: Progress, uploading: Collection[str] = ()) -> Receipt | None:
+def save_first_tier(
+    job: SaveJob, progress: Progress, uploading: Collection[str] = (), layouts: LayoutCache | None = None
+) -> Receipt | None:
     """Write, commit and verify in the local tier where there is one, else in the shared one.
 
     Args:
         uploading: Names whose local copy is still needed.
+        layouts: What this process has checked before; None: nothing.
 
     Returns:
         The receipt, or None when the save failed (told through ``progress``).
     """
-    protocol = CommitProtocol(job, "local" if job.local_root else "shared", pending=uploading)
-    return _run(protocol, progress, staged_chunks(job))
+    protocol = CommitProtocol(job, "local" if job.local_root else "shared", pending=uploading, layouts=layouts)
+    return _run(protocol, progress, lambda: staged_chunks(job))
 
 
-def upload(job: SaveJob, receipt: Receipt, progress: Progress) -> bool:
+def upload(job: SaveJob, receipt: Receipt, progress: Progress, layouts: LayoutCache | None = None) -> bool:
     """Copy the verified local shard to the shared tier, and commit and verify it there. True when it worked."""
-    chunks = local_chunks(job, receipt)
-    return _run(CommitProtocol(job, "shared"), progress, chunks, expected=receipt.chunks) is not None
+    protocol = CommitProtocol(job, "shared", layouts=layouts)
+    return _run(protocol, progress, lambda: local_chunks(job, receipt), expected=receipt) is not None
 
 
-def run_save(job: SaveJob, emit: Emit) -> bool:
+def run_save(job: SaveJob, emit: Emit, layouts: LayoutCache | None = None) -> bool:
     """All tiers in a row, in this thread. True when the save reached its last good state."""
     progress = Progress(job, emit)
-    receipt = save_first_tier(job, progress)
+    receipt = save_first_tier(job, progress, layouts=layouts)
     if receipt is None or not job.local_root:
         return receipt is not None
-    return upload(job, receipt, progress)
+    return upload(job, receipt, progress, layouts)
 
 
 def _run(
-    protocol: CommitProtocol, progress: Progress, chunks: Iterable[memoryview], expected: Sequence[str] = ()
+    protocol: CommitProtocol, progress: Progress, chunks: Source, expected: Receipt | None = None
 ) -> Receipt | None:
     # The background writer is one of the three places with a broad except: whatever goes wrong, training must hear of
     # it as a failed save, and the other ranks must not wait for us. The event is the count.
@@ -89,22 +102,23 @@ def _run(
         protocol.abandon(refusal)
         progress.tell("failed", protocol.tier, error=refusal)
         return None
+    finally:
+        protocol.close()
 
 
-def _walk(
-    protocol: CommitProtocol, progress: Progress, chunks: Iterable[memoryview], expected: Sequence[str]
-) -> Receipt:
+def _walk(protocol: CommitProtocol, progress: Progress, chunks: Source, expected: Receipt | None) -> Receipt:
     is_upload = bool(protocol.job.local_root) and protocol.tier == "shared"
-    receipt = protocol.persist(chunks, expected)
+    receipt = protocol.persist(chunks(), expected)
     if not is_upload:
         progress.tell("persisted", protocol.tier)
-    manifest = protocol.commit()
-    progress.digest = manifest.digest
+    commit = protocol.commit()
+    progress.digest = commit.digest
     if not is_upload:
         progress.tell("committed", protocol.tier)
-    protocol.verify(receipt, manifest)
+    protocol.verify(receipt, commit)
     pruned, warning = _publish(protocol)
-    progress.tell("uploaded" if is_upload else "verified", protocol.tier, error=warning, pruned=pruned)
+    last: SaveState = "uploaded" if is_upload else "verified"
+    progress.tell(last, protocol.tier, error=warning, pruned=pruned, nonfinite=protocol.nonfinite)
     return receipt
 
 

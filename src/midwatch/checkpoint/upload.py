@@ -10,11 +10,11 @@ from pathlib import Path
 from midwatch.checkpoint.jobs import SaveJob
 from midwatch.checkpoint.manifest import Receipt
 from midwatch.core import StorageError
-from midwatch.storage import read_chunks
+from midwatch.storage import Pace, read_chunks
 
 
-def staged_chunks(job: SaveJob) -> Iterator[memoryview]:
-    """The image in shared memory, piece by piece and without a copy.
+def staged_chunks(job: SaveJob) -> list[memoryview]:
+    """The image in shared memory in pieces, without a copy; they stay as they are until the slot is free.
 
     Raises:
         StorageError: ST105 when the segment is shorter than the image (reading on would be a bus error).
@@ -27,10 +27,10 @@ def staged_chunks(job: SaveJob) -> Iterator[memoryview]:
         view = memoryview(mmap.mmap(fd, job.size_bytes, prot=mmap.PROT_READ))
     finally:
         os.close(fd)
-    for begin in range(0, job.size_bytes, job.chunk_bytes):
-        yield view[begin : begin + job.chunk_bytes]
+    return [view[begin : begin + job.chunk_bytes] for begin in range(0, job.size_bytes, job.chunk_bytes)]
 
 
 def local_chunks(job: SaveJob, receipt: Receipt) -> Iterator[memoryview]:
     """The shard in the local tier. The page cache is welcome: each piece is hashed again on its way."""
-    return read_chunks(Path(job.local_root) / job.name / receipt.file, receipt.chunk_bytes, is_cached=True)
+    path = Path(job.local_root) / job.name / receipt.file
+    return read_chunks(path, receipt.chunk_bytes, is_cached=True, pace=Pace(job.trust.read_limit_mb_s * 1e6))

@@ -6,6 +6,7 @@ install an observer that is told of each operation *before* it happens and may d
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -18,6 +19,7 @@ Observer = Callable[[str, str], None]
 DIRECT_ALIGNMENT = 4096
 """O_DIRECT wants offset, length and address in multiples of the logical block; 4096 is enough for every common disk."""
 
+_libc = ctypes.CDLL(None, use_errno=True)
 _observer: Observer | None = None
 
 
@@ -33,14 +35,27 @@ def _notice(operation: str, path: object) -> None:
 
 
 class OutputFile:
-    """A new file being written front to back. Never opens an existing one."""
+    """A new file being written front to back. Never opens an existing one.
 
-    def __init__(self, path: Path, *, mode: int = 0o644, is_direct: bool = False) -> None:
+    Args:
+        is_direct: Past the page cache, where the file system and the alignment of what is written allow it.
+        size_bytes: Of the whole file, when that is known: its room is taken at once, so that a full disk is noticed
+            before the first byte and the blocks lie together. 0: it grows as it is written.
+    """
+
+    def __init__(self, path: Path, *, mode: int = 0o644, is_direct: bool = False, size_bytes: int = 0) -> None:
         _notice("create", path)
         self.path = path
         self.position = 0
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        self._is_direct = is_direct and set_direct(self._fd, True)
+        try:
+            if size_bytes:
+                _notice("allocate", path)
+                _allocate(self._fd, path, size_bytes)
+            self._is_direct = is_direct and set_direct(self._fd, True)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def is_direct(self) -> bool:
@@ -51,11 +66,15 @@ class OutputFile:
         """Append all of ``view``; unaligned tails, and disks that refuse direct writes, go through the page cache."""
         _notice("write", self.path)
         rest = memoryview(view)
-        if self._is_direct and (len(rest) % DIRECT_ALIGNMENT or self.position % DIRECT_ALIGNMENT):
+        if self._is_direct and self.position % DIRECT_ALIGNMENT:
             self._leave_direct()
         while len(rest):
+            if self._is_direct and len(rest) < DIRECT_ALIGNMENT:
+                self._leave_direct()
+            # The tail alone goes through the page cache, not the megabytes before it.
+            piece = rest[: len(rest) // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT] if self._is_direct else rest
             try:
-                count = os.pwrite(self._fd, rest, self.position)
+                count = os.pwrite(self._fd, piece, self.position)
             except OSError as error:
                 if error.errno != errno.EINVAL or not self._is_direct:
                     raise
@@ -84,6 +103,16 @@ class OutputFile:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _allocate(fd: int, path: Path, size_bytes: int) -> None:
+    """``fallocate(2)`` itself: where it is not supported, ``posix_fallocate`` would write a byte into each block."""
+    while _libc.fallocate(fd, 0, ctypes.c_longlong(0), ctypes.c_longlong(size_bytes)):
+        number = ctypes.get_errno()
+        if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise OSError(number, os.strerror(number), str(path))
+        if number != errno.EINTR:
+            return  # this file system cannot: the file grows as it is written
 
 
 def open_append(path: Path, *, mode: int = 0o644) -> int:

@@ -14,7 +14,7 @@ from midwatch.storage import ops
 
 How = Literal["death", "exit", "sigkill", "ENOSPC", "EIO"]
 
-NEEDS_SPACE = frozenset({"create", "write", "append", "mkdir", "symlink", "link", "fsync_file"})
+NEEDS_SPACE = frozenset({"create", "allocate", "write", "append", "mkdir", "symlink", "link", "fsync_file"})
 """Operations that a full disk refuses; it lets one rename and remove."""
 
 EXIT_CODE = 86

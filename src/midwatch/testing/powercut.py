@@ -61,6 +61,8 @@ class PowerCut(IoShim):
     def _on_write(self, path: Path) -> None:
         self._dirty.setdefault(_identity(path), 0)
 
+    _on_allocate = _on_write
+
     def _on_append(self, path: Path) -> None:
         self._dirty.setdefault(_identity(path), path.stat().st_size)
 

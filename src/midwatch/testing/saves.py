@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from midwatch.checkpoint.board import Failure, FileBoard
+from midwatch.checkpoint.board_wire import NetPlace
 from midwatch.checkpoint.format import (
     ImagePlan,
     ManifestDraft,
@@ -17,13 +18,17 @@ from midwatch.checkpoint.format import (
     ShardIdentity,
     TensorSpec,
     committed_names,
+    fail_save,
     plan_image,
     shard_metadata,
 )
+from midwatch.checkpoint.notes import LayoutCache
 from midwatch.checkpoint.pipeline import run_save
-from midwatch.core import CheckpointName
+from midwatch.config import KeepConfig, TrustConfig
+from midwatch.core import CheckpointError, CheckpointName
 from midwatch.storage import claim_attempt
 from midwatch.testing.ioshim import IoShim, SimulatedDeath
+from midwatch.testing.stores import Store
 
 CHUNK_BYTES = 4096
 ROWS = 6
@@ -35,20 +40,42 @@ class SmallRun:
 
     Args:
         local_dir: With one, each save goes through this node-local tier first.
-        commit_timeout_s: Short: in one process a rank that has not come by then never comes.
+        has_store: The ranks meet over a receipt store in this process, a new one for each attempt; else by files.
     """
 
     def __init__(
-        self, run_dir: Path, *, world_size: int = 2, local_dir: Path | None = None, commit_timeout_s: float = 10.0
+        self, run_dir: Path, *, world_size: int = 2, local_dir: Path | None = None, has_store: bool = False
     ) -> None:
         self.run_dir = run_dir
         self.root = run_dir / "checkpoints"
         self.world_size = world_size
         self.local_dir = local_dir
-        self.commit_timeout_s = commit_timeout_s
+        self.commit_timeout_s = 10.0
+        """Short: in one process a rank that has not come by then never comes."""
         self.run_id = "r20250101-00000000"
         self.attempt = 0
         self.keep_last = 3
+        self.keep = KeepConfig()
+        self.trust = TrustConfig()
+        self.layouts = [LayoutCache() for _ in range(world_size)]
+        self._has_store = has_store
+        self._stores: dict[int, Store] = {}
+
+    @property
+    def place(self) -> NetPlace | None:
+        """This attempt's receipt store."""
+        if not self._has_store:
+            return None
+        if self.attempt not in self._stores:
+            self._stores[self.attempt] = Store(self.run_dir, run=self.run_id, attempt=self.attempt)
+            self._stores[self.attempt].start()
+        return self._stores[self.attempt].place
+
+    def close(self) -> None:
+        """End the stores."""
+        for store in self._stores.values():
+            store.close()
+        self._stores.clear()
 
     def claim(self) -> int:
         """Begin the next attempt."""
@@ -91,8 +118,7 @@ class SmallRun:
         staging = self.run_dir / "staging"
         staging.mkdir(exist_ok=True)
         image = staging / f"a{self.attempt}-s{step}-r{rank}"
-        data = random.Random(step * 1000 + rank).randbytes(plan.size_bytes - plan.data_start)
-        image.write_bytes(plan.header + data)
+        image.write_bytes(plan.header + contents(step, rank, plan.size_bytes - plan.data_start))
         return SaveJob(
             name=self.name(step),
             serial=serial,
@@ -111,6 +137,9 @@ class SmallRun:
             manifest=ManifestDraft(created_ns=step, loss=1.0 / (step + 1)) if rank == 0 else None,
             commit_timeout_s=self.commit_timeout_s,
             keep_last=self.keep_last,
+            keep=self.keep,
+            trust=self.trust,
+            board=self.place.address if self.place else "",
             chunk_bytes=CHUNK_BYTES,
         )
 
@@ -128,9 +157,9 @@ class SmallRun:
             if shim is not None and job.rank == shim_rank:
                 shim.adopt()
             try:
-                run_save(job, events[job.rank].append)
+                run_save(job, events[job.rank].append, self.layouts[job.rank])
             except SimulatedDeath:
-                _mourn(job)
+                _mourn(job, self.place)
 
         threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
         for thread in threads:
@@ -140,12 +169,23 @@ class SmallRun:
         return events
 
 
-def _mourn(job: SaveJob) -> None:
+def contents(step: int, rank: int, size_bytes: int) -> bytes:
+    """The data of a shard: random, and finite when read as floats (between -2 and 2)."""
+    data = bytearray(random.Random(step * 1000 + rank).randbytes(size_bytes))
+    data[3::4] = bytes(byte & 0b1011_1111 for byte in data[3::4])
+    return bytes(data)
+
+
+def _mourn(job: SaveJob, place: NetPlace | None) -> None:
     """Post the failure past the shim, which would let nothing through any more."""
-    failure = Failure(rank=job.rank, code="CK302", message="died")
+    error = CheckpointError("CK302", "died")
+    if place is not None:
+        fail_save(Path(job.root), job.name, job.serial, rank=job.rank, error=error, place=place)
+        return
     for tier in ("local", "shared"):
         board = FileBoard(Path(job.root), job.name, job.serial, tier)
         board.folder.mkdir(parents=True, exist_ok=True)
+        failure = Failure(rank=job.rank, code=error.code, message=error.message)
         _write_plain(board.folder / f"{tier}.failed", msgspec.json.encode(failure))
 
 

@@ -28,6 +28,10 @@ class Store:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """For good."""
         self.stop()
         self._listener.close()
 

@@ -7,13 +7,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Checkpointer", "ControlGroup", "Identity", "ResumePoint", "VerifyingReader", "raise_remote"]
+__all__ = [
+    "Checkpointer",
+    "ControlGroup",
+    "Identity",
+    "ResumePoint",
+    "SaveHealth",
+    "VerifyingReader",
+    "export_dcp",
+    "raise_remote",
+]
 
 if TYPE_CHECKING:
     from midwatch.checkpoint.checkpointer import Checkpointer
+    from midwatch.checkpoint.export_torch import export_dcp
     from midwatch.checkpoint.group import ControlGroup
     from midwatch.checkpoint.identity import Identity
     from midwatch.checkpoint.load import VerifyingReader
+    from midwatch.checkpoint.outcomes import SaveHealth
     from midwatch.checkpoint.resume import ResumePoint, raise_remote
 
 _HOMES = {
@@ -21,7 +32,9 @@ _HOMES = {
     "ControlGroup": "midwatch.checkpoint.group",
     "Identity": "midwatch.checkpoint.identity",
     "ResumePoint": "midwatch.checkpoint.resume",
+    "SaveHealth": "midwatch.checkpoint.outcomes",
     "VerifyingReader": "midwatch.checkpoint.load",
+    "export_dcp": "midwatch.checkpoint.export_torch",
     "raise_remote": "midwatch.checkpoint.resume",
 }
 

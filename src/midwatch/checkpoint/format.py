@@ -17,6 +17,8 @@ from midwatch.checkpoint.catalog import (
     remove_checkpoint,
     sweep_leftovers,
 )
+from midwatch.checkpoint.differ import Difference, Fact, TensorChange, compare
+from midwatch.checkpoint.export import ExportReport, export_safetensors
 from midwatch.checkpoint.image import (
     FORMAT_VERSION,
     ITEM_SIZES,
@@ -86,8 +88,11 @@ __all__ = [
     "AnyOf",
     "Best",
     "CheckpointInfo",
+    "Difference",
     "EveryHours",
     "EverySteps",
+    "ExportReport",
+    "Fact",
     "FileRecord",
     "GroupStats",
     "ImagePlan",
@@ -106,6 +111,7 @@ __all__ = [
     "ShardHeader",
     "ShardIdentity",
     "SigningKey",
+    "TensorChange",
     "TensorEntry",
     "TensorRecord",
     "TensorSpec",
@@ -116,9 +122,11 @@ __all__ = [
     "WriterClient",
     "candidates",
     "committed_names",
+    "compare",
     "decode_manifest",
     "decode_receipt",
     "due",
+    "export_safetensors",
     "fail_save",
     "folder_load_problems",
     "group_stats",

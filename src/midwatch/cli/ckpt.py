@@ -32,7 +32,7 @@ def command() -> None:
     """
 
 
-for _verb in (verify, show, prune, pin, unpin):
+for _verb in (verify, show, diff, prune, pin, unpin, export):
     command.add_command(_verb)
 
 

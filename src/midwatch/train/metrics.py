@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -39,6 +40,11 @@ class MetricLog:
         if step_s is not None:
             record["step_s"] = round(step_s, 6)
         self._waiting.append(record)
+
+    def annotate(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Add our own numbers to a step's record, if the script logged that step; ``latest`` does not know them."""
+        if self._waiting and self._waiting[-1]["step"] == step:
+            self._waiting[-1].update(numbers)
 
     def latest(self) -> dict[str, float]:
         """The last value of every number logged so far."""

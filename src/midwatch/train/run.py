@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from midwatch.checkpoint import Checkpointer, ResumePoint
+from midwatch.checkpoint import Checkpointer, ResumePoint, SaveHealth
 from midwatch.config import Config, RankEnv, read_rank_env, resolve_paths
 from midwatch.core import EXIT_FAILED, EXIT_REQUEUE, CheckpointError, SuperviseError
 from midwatch.pulse import Flag, NullPulse, PulseWriter, writer_from_env
@@ -161,10 +161,12 @@ class Run:
 
         Raises:
             SystemExit: 75 after a stop request, with the state saved and verified; 1 when the attempt was called off.
-            CheckpointError: CK301, CK302 when background saves keep failing, or the last one did.
+            CheckpointError: CK301, CK302 when background saves keep failing, or the last one did; CK304, CK305 before
+                the first step, for state that cannot be saved.
+            StorageError: ST101, ST102, ST103, ST105 before the first step, when saves cannot work here.
             SuperviseError: SV108 when the supervisor does not give the go within ``watch.resume_timeout_s``.
         """
-        session, _, _, signals = self._open()
+        session, checkpointer, _, signals = self._open()
         self._await_go()
         if start >= total and session.identity.rank == 0:
             line = f"nothing left to train: the next step is {start}, and the script asks for {total} in all"
@@ -172,6 +174,9 @@ class Run:
             print(f"[midwatch rank 0] {line}", flush=True)
         if session.journal is not None:
             session.journal.begin(session.identity.attempt, start)
+        if start < total:
+            with self.phase("checkpoint_save"):
+                checkpointer.prewarm()
         for step in range(start, total):
             self._step, self._began = step, time.perf_counter()
             self._pulse.beat(step)
@@ -281,6 +286,7 @@ class Run:
             session.recorder.record("run.aborted", step=step)
             self._leave(EXIT_FAILED, CRASH_FLUSH_S)
         checkpointer.poll()
+        metrics.annotate(step, self._health(step, checkpointer.health))
         asked = signals.at_boundary()
         is_due = step > 0 and step % self.config.checkpoint.interval == 0
         if is_due or is_last or asked & (Flag.STOP | Flag.SAVE):
@@ -290,12 +296,26 @@ class Run:
             checkpointer.save(step, loss=numbers.get("loss"), metrics=numbers)
             self._saved_step = step
         elif is_first:
+            # The state as it is by now, where the one foreseen was smaller.
             checkpointer.prewarm()
         if asked & Flag.STOP and not is_last:
             signals.finish()
             self._settle()
             session.recorder.record("run.stopped", step=step)
             self._leave(EXIT_REQUEUE, self.config.checkpoint.commit_timeout_s)
+
+    def _health(self, step: int, health: SaveHealth) -> dict[str, float]:
+        """What the metrics journal says of saving; a step that was resumed from is safe as well."""
+        safe = health.verified_step
+        if safe is None and self.resumed is not None:
+            safe = self.resumed.step
+        numbers: dict[str, float | None] = {
+            "checkpoint_stall_s": health.stall_s,
+            "checkpoint_failed_in_a_row": health.failed_in_a_row,
+            "checkpoint_skipped": health.skipped,
+            "checkpoint_verified_age_steps": None if safe is None else step - safe,
+        }
+        return {name: round(value, 6) for name, value in numbers.items() if value is not None}
 
     def _settle(self) -> None:
         """Wait until the last save is verified; training ends well only with its result safe."""

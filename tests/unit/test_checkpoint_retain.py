@@ -16,6 +16,7 @@ from midwatch.checkpoint.format import (
     EverySteps,
     LastN,
     Pinned,
+    line_of,
     list_checkpoints,
     places_of,
     plan_retention,
@@ -98,6 +99,12 @@ def test_a_stale_higher_step_after_a_roll_back_takes_no_place() -> None:
     assert kept(listing, policy_of(2)) == [150, 160]
     # Only one of the new branch yet: the branch that was left stays, in case of a retreat, and so does the ancestor.
     assert kept(listing[:-1], policy_of(2)) == [100, 200, 300, 150]
+
+
+def test_a_step_that_was_reached_again_belongs_to_the_attempt_that_reached_it_last() -> None:
+    listing = [saved(90), saved(100), saved(100, 2), saved(110, 2)]
+    assert [info.name for info in line_of(listing)] == [listing[i].name for i in (0, 2, 3)]
+    assert listing[2].name in EverySteps(100).keeps(listing)
 
 
 def test_a_branch_given_up_is_known_by_its_flag_before_the_new_one_has_saved() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -27,10 +29,17 @@ def export_dcp(source: Path, target: Path, sections: Sequence[str] = (), *, is_d
         if not is_dry_run:
             with NewFolder(target, chosen.size_bytes) as folder:
                 state = {chosen.names[spec.key]: _tensor(tensors.read(spec.key), spec) for spec in chosen.specs}
-                save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
+                _save(state, folder)
                 ops.write_file(folder / STATE_FILE, tensors.plain_state().encode() + b"\n")
                 files = sorted(path.name for path in folder.iterdir())
         return report_of(target, chosen, files)
+
+
+def _save(state: dict[str, Any], folder: Path) -> None:
+    with warnings.catch_warnings():
+        # It warns of what it was told: one process, no process group.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
 
 
 def _tensor(data: bytearray, spec: TensorSpec) -> torch.Tensor:

@@ -43,8 +43,8 @@ def diff(words: Sequence[str], read: bool, is_all: bool, is_json: bool) -> None:
 
 
 def _folder(inside: Path | None, word: str) -> Path:
-    place = find_place(inside if inside is not None else Path(word) if Path(word).is_dir() else None)
-    info = pick(place, None if place.checkpoint is not None else word)
+    is_path = inside is None and Path(word).is_dir()
+    info = pick(find_place(Path(word) if is_path else inside), None if is_path else word)
     if info is None:
         raise click.UsageError(f"{word} is not one checkpoint: name it")
     return Path(info.path)

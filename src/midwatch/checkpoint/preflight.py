@@ -83,7 +83,7 @@ def preflight(
     Args:
         own_bytes: This rank's part of one save.
         all_bytes: One save of all ranks.
-        keep: Places that retention fills (``retain.slots_of``); those that are full already take no more room.
+        keep: Places that retention fills (``retain.places_of``); those that are full already take no more room.
         in_flight: Saves that may lie there unfinished beside the kept ones; in memory: staging slots.
 
     Returns:
@@ -102,16 +102,19 @@ def preflight(
             shortages += _memory(place, one, in_flight)
             continue
         _make(place)
-        if place.is_probed:
-            probe = probe_folder(place.path)
-            _log.info("%s: a synced block takes %.4f s, direct writes: %s", place.path, probe.seconds, probe.is_direct)
         _refuse_no_room(place, one)
+        if place.is_probed:
+            probe = probe_folder(place.path, reserve_bytes=own_bytes)
+            _log.info("%s: a synced block takes %.4f s, direct writes: %s", place.path, probe.seconds, probe.is_direct)
         shortages += _disk(place, one, keep, in_flight)
     return shortages
 
 
-def probe_folder(path: Path) -> Probe:
+def probe_folder(path: Path, *, reserve_bytes: int = 0) -> Probe:
     """Write one block beside the checkpoints, make it durable, and take it away again.
+
+    Args:
+        reserve_bytes: Take this much room for a moment: a quota is seen by no other question.
 
     Raises:
         StorageError: ST101 full or over quota, ST102 not writable, ST103 the sync failed.
@@ -119,7 +122,7 @@ def probe_folder(path: Path) -> Probe:
     trial = path / f"{PROBE_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
     begin = time.monotonic()
     try:
-        is_direct = _write_block(trial)
+        is_direct = _write_block(trial, reserve_bytes)
         ops.fsync_dir(path)
     except OSError as error:
         raise as_storage_error(error, f"a trial file in {path} failed") from error
@@ -128,9 +131,13 @@ def probe_folder(path: Path) -> Probe:
     return Probe(is_direct=is_direct, seconds=time.monotonic() - begin)
 
 
-def _write_block(trial: Path) -> bool:
+def _write_block(trial: Path, reserve_bytes: int) -> bool:
     # A direct write wants an aligned buffer, which only a mapping is for sure.
-    with mmap.mmap(-1, ops.DIRECT_ALIGNMENT) as block, ops.OutputFile(trial, mode=0o600, is_direct=True) as out:
+    size = max(reserve_bytes, ops.DIRECT_ALIGNMENT)
+    with (
+        mmap.mmap(-1, ops.DIRECT_ALIGNMENT) as block,
+        ops.OutputFile(trial, mode=0o600, is_direct=True, size_bytes=size) as out,
+    ):
         view = memoryview(block)
         try:
             out.write(view)

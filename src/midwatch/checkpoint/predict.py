@@ -8,6 +8,7 @@ memory (meta tensors), one for each kind of parameter. The live objects are not 
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -49,7 +50,7 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
 
 def _first_state(optimizer: Optimizer, group: Mapping[str, Any], like: torch.Tensor) -> dict[str, Any]:
     kind = type(optimizer)
-    if not kind.__module__.startswith("torch.optim."):
+    if not f"{kind.__module__}.".startswith("torch.optim."):
         return _as_most_do(like)
     stand_in = nn.Parameter(torch.empty_like(like, device="meta"))
     stand_in.grad = torch.empty_like(stand_in)
@@ -57,8 +58,8 @@ def _first_state(optimizer: Optimizer, group: Mapping[str, Any], like: torch.Ten
     try:
         trial = kind([{**options, "params": [stand_in]}])  # pyright: ignore[reportCallIssue]
         # Some read a value in the middle of the step, which a stand-in lacks; by then their state is there.
-        with contextlib.suppress(RuntimeError):
-            trial.step()
+        with torch.no_grad(), contextlib.suppress(RuntimeError):
+            inspect.unwrap(kind.step)(trial)  # the bare function: scripts hang hooks around it
     except (TypeError, ValueError, AttributeError, NotImplementedError):
         return _as_most_do(like)
     return dict(trial.state.get(stand_in, {}))

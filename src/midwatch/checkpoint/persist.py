@@ -1,7 +1,8 @@
 """The writer process of one rank: ``python -m midwatch.checkpoint.persist``, spoken to by ``WriterClient``.
 
-Two threads, so that a slow upload does not keep the next save from the local tier; the main thread reads jobs and
-watches for the end of its rank: when the rank goes, it goes at once, whatever it was doing.
+Two threads, so that a slow upload does not keep the next save from the local tier, and one that reads old checkpoints
+again between saves; the main thread reads jobs and watches for the end of its rank: when the rank goes, it goes at
+once, whatever it was doing.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from midwatch.checkpoint.manifest import Receipt
 from midwatch.checkpoint.notes import LayoutCache
 from midwatch.checkpoint.parent import follow_parent
 from midwatch.checkpoint.pipeline import Progress, save_first_tier, upload
+from midwatch.checkpoint.scrubber import Scrubber
 
 NICE = 10
 """Training's own processes come first for the CPU; hashing and copying use what is left."""
@@ -30,7 +32,7 @@ _Upload = tuple[SaveJob, Receipt, Progress]
 
 
 class Writer:
-    """The two lanes and the way out for events."""
+    """The two lanes, the spare time beside them, and the way out for events."""
 
     def __init__(self, output_fd: int) -> None:
         self._output_fd = output_fd
@@ -39,10 +41,12 @@ class Writer:
         self._uploads: queue.Queue[_Upload] = queue.Queue()
         self._uploading: list[str] = []
         self._layouts = LayoutCache()
+        self._scrubber = Scrubber(self._emit)
 
     def start(self) -> None:
         for work in (self._save_lane, self._upload_lane):
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
+        self._scrubber.start()
 
     def take(self, job: SaveJob) -> None:
         self._jobs.put(job)
@@ -55,7 +59,8 @@ class Writer:
         while True:
             job = self._jobs.get()
             progress = Progress(job, self._emit)
-            receipt = save_first_tier(job, progress, tuple(self._uploading), self._layouts)
+            with self._scrubber.stand_aside(job):
+                receipt = save_first_tier(job, progress, tuple(self._uploading), self._layouts)
             if receipt is not None and job.local_root:
                 self._uploading.append(job.name)
                 self._uploads.put((job, receipt, progress))
@@ -63,7 +68,8 @@ class Writer:
     def _upload_lane(self) -> None:
         while True:
             job, receipt, progress = self._uploads.get()
-            upload(job, receipt, progress, self._layouts)
+            with self._scrubber.stand_aside(job):
+                upload(job, receipt, progress, self._layouts)
             self._uploading.remove(job.name)
 
 

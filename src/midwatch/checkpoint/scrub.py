@@ -13,6 +13,7 @@ import msgspec
 
 from midwatch.checkpoint.manifest import VERIFIED_FILE, VerifiedMark, decode_verified, scrub_file
 from midwatch.checkpoint.problem import Problem
+from midwatch.checkpoint.prove import OnBytes
 from midwatch.checkpoint.signing import SigningKey
 from midwatch.checkpoint.verify import verify_checkpoint
 from midwatch.core import SYSTEM_CLOCK, UNREADABLE, Clock, parse_checkpoint_name
@@ -96,9 +97,13 @@ def scrub(
     *,
     world_size: int = 0,
     key: SigningKey | None = None,
+    on_bytes: OnBytes | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> list[Problem]:
     """Read this rank's shards of one checkpoint back from the medium.
+
+    Args:
+        on_bytes: Told of the bytes as they are read; it may wait.
 
     Returns:
         What is wrong; nothing also when the checkpoint went away meanwhile, which retention may do.
@@ -113,7 +118,7 @@ def scrub(
     if name not in marks:
         return []
     mine = _share(marks[name].ranks, rank, world_size)
-    report = verify_checkpoint(folder, ranks=mine, key=key, limit_bytes_s=limit_bytes_s)
+    report = verify_checkpoint(folder, ranks=mine, key=key, limit_bytes_s=limit_bytes_s, on_bytes=on_bytes)
     if not folder.is_dir():
         return []
     for other in mine:

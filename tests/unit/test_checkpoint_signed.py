@@ -26,6 +26,7 @@ from midwatch.checkpoint.manifest import (
 )
 from midwatch.checkpoint.signing import SigningKey, is_mark_signed, load_key, sign, sign_mark, signature_fault
 from midwatch.checkpoint.verify import read_mark, verify_checkpoint
+from midwatch.config import TrustConfig
 from midwatch.core import CheckpointError, ConfigError
 from midwatch.storage import chunk_digest, hashing, root_digest, secure_kind, sha256_hex
 from midwatch.testing.saves import SmallRun
@@ -280,3 +281,22 @@ def test_a_path_that_is_no_file_of_a_key_does_not_block(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             load_key(path)
         assert caught.value.code == "CF104"
+
+
+@pytest.mark.parametrize("has_tier", [False, True])
+def test_a_run_with_a_key_signs_what_it_saves(tmp_path: Path, has_tier: bool) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(b"the secret of this run")
+    path.chmod(0o600)
+    run = SmallRun(tmp_path / "run", local_dir=tmp_path / "nvme" if has_tier else None)
+    run.trust = TrustConfig(signing_key=str(path))
+    run.claim()
+    events = run.save(10)
+    assert [event.state for event in events[0] if event.is_final] == ["uploaded" if has_tier else "verified"]
+    key = load_key(path)
+    for root in (run.root, tmp_path / "nvme") if has_tier else (run.root,):
+        report = verify_checkpoint(root / run.name(10), key=key)
+        assert (report.problems, report.notes, report.mark) == ((), (), "valid")
+        assert report.manifest is not None
+        assert (report.manifest.digest_kind, report.manifest.key_id) == (secure_kind(), key.key_id)
+    assert codes(run.root / run.name(10), OTHER) == {"CK109"}

@@ -348,7 +348,7 @@ def test_too_many_torn_saves_are_raised(tmp_path: Path) -> None:
     job.ckpt.save(1)
     with torch.no_grad():
         job.model[0].weight.mul_(0.5)
-    with pytest.raises(CheckpointError, match="CK307|changed while") as caught:
+    with pytest.raises(CheckpointError, match="changed while") as caught:
         job.ckpt.wait(WAIT_S)
     assert caught.value.code == "CK301"
     job.ckpt.close()

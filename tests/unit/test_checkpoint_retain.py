@@ -127,6 +127,7 @@ def test_suspect_ones_take_no_place_and_go_when_enough_sound_ones_are_newer() ->
     plan = plan_retention(suspects, policy_of(1))
     assert plan.doomed == ()
     assert "nothing may go" in plan.note
+    assert plan_retention(suspects, LastN(1)).doomed == (), "by no policy"
 
 
 def test_two_runs_in_one_folder_do_not_delete_each_others() -> None:

@@ -158,15 +158,42 @@ def test_a_damaged_one_that_was_asked_for_by_name_is_an_error_and_stays_where_it
 def test_damage_that_appears_between_verification_and_loading_is_found_too(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (run_dir / "checkpoints" / OLD / "VERIFIED.json").unlink()
+    (run_dir / "checkpoints" / NEW / "VERIFIED.json").unlink()
     last_byte_flipped(run_dir / "checkpoints" / NEW)
     # What a page that rots, or is re-read wrongly, after the verification looks like.
-    monkeypatch.setattr(resume_module, "_verify_share", lambda folder, *_: verify_checkpoint(folder, deep=False))
+    folder = run_dir / "checkpoints"
+    monkeypatch.setattr(
+        resume_module, "_look_over", lambda candidate, *_: verify_checkpoint(folder / candidate.name, deep=False)
+    )
     job = Job(run_dir)
     point = job.ckpt.resume()
     assert point is not None
     assert point.name == OLD
     assert "CK104" in point.rejected[0][1]
     job.ckpt.close()
+
+
+def test_a_verified_one_is_read_once_and_a_merely_committed_one_twice(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep: list[str] = []
+    real = resume_module.verify_checkpoint
+
+    def counted(folder: Path, **options: Any) -> Any:
+        if options.get("deep", True):
+            deep.append(folder.name)
+        return real(folder, **options)
+
+    monkeypatch.setattr(resume_module, "verify_checkpoint", counted)
+    for wanted in ([], [NEW]):
+        job = Job(run_dir)
+        point = job.ckpt.resume()
+        job.ckpt.close()
+        assert point is not None
+        assert (point.name, deep) == (NEW, wanted)
+        for name in (OLD, NEW):
+            (run_dir / "checkpoints" / name / "VERIFIED.json").unlink(missing_ok=True)
 
 
 def test_the_state_after_falling_back_is_that_of_the_older_one(run_dir: Path) -> None:
@@ -441,7 +468,7 @@ def test_the_local_tier_is_used_when_the_shared_one_lacks_the_newest(tmp_path: P
     fallen = Job(run_dir, local_dir=str(local))
     point = fallen.ckpt.resume()
     assert point is not None
-    assert (point.name, point.tier) == (OLD, "shared")
+    assert (point.name, point.tier) == (OLD, "local")
     assert (local / "quarantine" / NEW).is_dir()
     fallen.ckpt.close()
 

@@ -107,7 +107,8 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(
     second = Script(tmp_path, example, "--steps", str(STEPS))
     assert second.result() == undisturbed
     line = r"^\[midwatch rank 0\] resumed from step (\d+), config ([0-9a-f]{16}) "
-    line += r"\(checkpoint (step-\d{8}-a0001), digest ([0-9a-f]{16}), tier shared\)$"
+    line += r"\(checkpoint (step-\d{8}-a0001), digest ([0-9a-f]{16}), tier shared; "
+    line += r"restored: model, optimizer, scheduler, rng, data; not in it: scaler\)$"
     (resumed,) = re.findall(line, second.text, re.MULTILINE)
     assert int(resumed[0]) in (4, 8)
     check_books(tmp_path / "midwatch-run")

@@ -16,32 +16,27 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import torch
 from torch.distributed.tensor import DTensor
 
-from midwatch.checkpoint.ddp import replay_order
 from midwatch.checkpoint.group import ControlGroup
 from midwatch.checkpoint.identity import Identity
 from midwatch.checkpoint.jobs import SaveEvent
-from midwatch.checkpoint.load import VerifyingReader
+from midwatch.checkpoint.loading import Loader
+from midwatch.checkpoint.offers import Mode, Wish
 from midwatch.checkpoint.outcomes import SaveHealth
-from midwatch.checkpoint.restore import Restorer
-from midwatch.checkpoint.resume import Candidate, Chooser, Mode, ResumePoint, agree
-from midwatch.checkpoint.rng import restore_rng
+from midwatch.checkpoint.resume import Chooser, Place, ResumePoint
 from midwatch.checkpoint.saver import Saver
 from midwatch.checkpoint.stage import sweep_arenas
 from midwatch.checkpoint.tracked import Tracked
 from midwatch.config import CheckpointConfig
-from midwatch.core import CheckpointError, MidwatchError, NullRecorder, Recorder
-from midwatch.storage import as_storage_error
-
-_log = logging.getLogger(__name__)
+from midwatch.core import CheckpointError, NullRecorder, Recorder
 
 
 class Pulse(Protocol):
@@ -69,7 +64,7 @@ class Checkpointer:
     ) -> None:
         self.config = config
         self.identity = identity
-        self._run_dir = run_dir
+        self._run_dir = run_dir.absolute()
         self._recorder = recorder or NullRecorder()
         self._pulse = pulse
         self._tracked = Tracked()
@@ -78,6 +73,8 @@ class Checkpointer:
             self._saver.outcomes.on_safe = pulse.checkpoint_verified
         self._group: ControlGroup | None = None
         self._is_structure_agreed = False
+        self.passed_over: tuple[str, ...] = ()
+        """Checkpoints that a fresh start with mode ``never`` gave up."""
 
     @property
     def last_failure(self) -> SaveEvent | None:
@@ -173,102 +170,61 @@ class Checkpointer:
 
     # --- resuming -----------------------------------------------------------------------------------------------
 
-    def resume(self, mode: Mode = "auto", path: str | Path | None = None) -> ResumePoint | None:
+    def resume(self, mode: Mode = "auto", path: str | Path | None = None, *, accept: str = "") -> ResumePoint | None:
         """Load the newest checkpoint that can be trusted into the tracked objects; None: start fresh.
 
         Args:
-            mode: ``auto`` starts fresh when there are no checkpoints; ``must`` raises then; ``never`` looks for none.
+            mode: ``auto`` starts fresh when there are no checkpoints; ``must`` raises then, and refuses one that every
+                attempt so far has failed from; ``never`` gives up all there are.
             path: This checkpoint and no other (or a folder with a ``latest`` link); may be another run's.
+            accept: Why another run's or configuration's checkpoint is meant, for the ledger; by default
+                ``checkpoint.resume.accept``.
 
         Collective: yes, over the control group.
 
-        Blocking: for reading the checkpoint twice (verify, load), spread over the ranks.
+        Blocking: for reading the checkpoint once, spread over the ranks; twice when it was never verified.
 
         Raises:
-            CheckpointError: CK201, CK202, CK203, CK204, CK205, CK206; with ``path`` also what is wrong with it.
+            CheckpointError: CK109, CK201 to CK208; with ``path`` also what is wrong with it. After a failed load the
+                tracked objects may be overwritten in part: do not train on.
         """
         self._agree_on_structure()
         self._saver.hold()
-        if mode == "never" and path is None:
-            return None
+        wish = self._wish(mode, "" if path is None else str(path), accept)
         with self._phase("checkpoint_load"):
-            chooser = Chooser(
-                self.group, self._roots(), run_dir=self._run_dir, run=self.identity.run, recorder=self._recorder
-            )
-            if path is not None:
-                chooser.only(path)
-            point = self._first_that_loads(chooser)
+            chooser = Chooser(self.group, self._place(), wish, self._recorder)
+            if mode == "never" and path is None:
+                self.passed_over = tuple(chooser.start_over())
+                return None
+            point = Loader(self.group, self._tracked, self.identity, self._recorder).load(chooser)
             if point is None:
-                chooser.refuse_fresh_start(mode)
-        self._saver.resumed_from = point.name if point else ""
-        return point
+                chooser.refuse_fresh_start()
+                return None
+        self._saver.resumed_from = point.name
+        missing = tuple(part for part in point.missing if part not in self.config.absent_on_purpose)
+        return msgspec.structs.replace(point, missing=missing)
 
-    def _roots(self) -> dict[str, Path]:
-        roots = {"shared": self._saver.root}
-        # A node's own folder holds only its ranks' shards: with several nodes only the shared tier has everything.
-        is_one_node = self.identity.node_ranks in ((), tuple(range(self.identity.world_size)))
-        if self._saver.local_root is not None and is_one_node:
-            roots["local"] = self._saver.local_root
-        return roots
-
-    def _first_that_loads(self, chooser: Chooser) -> ResumePoint | None:
-        while (candidate := chooser.next()) is not None:
-            error: MidwatchError | None = None
-            restorer: Restorer | None = None
-            try:
-                restorer = Restorer(VerifyingReader(candidate.folder), self._tracked, self.identity.rank)
-                restorer.prepare()
-                restorer.load()
-            except MidwatchError as caught:
-                error = caught
-            except OSError as caught:
-                error = as_storage_error(caught, f"reading {candidate.folder}")
-            problems = agree(self.group, error)
-            if problems or restorer is None:
-                chooser.reject(candidate, problems)
-                continue
-            return self._finish(candidate, restorer, chooser)
-        return None
-
-    def _finish(self, candidate: Candidate, restorer: Restorer, chooser: Chooser) -> ResumePoint:
-        manifest = restorer.manifest
-        if restorer.lacks_optimizer:
-            _log.warning("%s was saved without the optimizer: its momentum starts from zero", candidate.name)
-            self._recorder.record("resume.optimizer_missing", step=manifest.step, name=candidate.name)
-        for section, names in restorer.bucket_order.items():
-            self._replay(section, names)
-        if manifest.world_size != self.identity.world_size:
-            self._recorder.record(
-                "resume.world_changed",
-                step=manifest.step,
-                name=candidate.name,
-                world_size_before=manifest.world_size,
-                world_size=self.identity.world_size,
-            )
-        # Last of all: everything above may have drawn random numbers.
-        if restorer.rng is not None:
-            skipped = restore_rng(restorer.rng)
-            if skipped:
-                _log.warning("random generators not restored: %s", ", ".join(skipped))
-        return ResumePoint(
-            step=manifest.step,
-            name=candidate.name,
-            digest=manifest.digest,
-            config_hash=manifest.config_hash,
-            rejected=tuple(chooser.rejected),
-            tier=candidate.tier,
-            world_size=manifest.world_size,
+    def _wish(self, mode: Mode, path: str, accept: str) -> Wish:
+        me, rules = self.identity, self.config.resume
+        return Wish(
+            run=me.run,
+            attempt=me.attempt,
+            world_size=me.world_size,
+            config_hash=me.config_hash,
+            mode=mode,
+            path=path,
+            accept=accept or rules.accept,
+            max_attempts=rules.max_attempts,
+            signing_key=self.config.trust.signing_key,
         )
 
-    def _replay(self, section: str, names: list[str]) -> None:
-        order = self._tracked.orders.get(section)
-        module = dict(self._tracked.modules()).get(section)
-        if order is None or module is None:
-            return
-        order.set(names)
-        if not replay_order(module, names):
-            _log.warning("the gradient order of %s could not be replayed: the last bits may differ", section)
-            self._recorder.record("resume.bucket_order_differs", section=section)
+    def _place(self) -> Place:
+        me = self.identity
+        roots = {"shared": self._saver.root}
+        if self._saver.local_root is not None:
+            roots["local"] = self._saver.local_root
+        node_ranks = me.node_ranks or tuple(range(me.world_size))
+        return Place(roots=roots, run_dir=self._run_dir, rank=me.rank, node_ranks=node_ranks)
 
     # --- inside -----------------------------------------------------------------------------------------------
 
@@ -286,6 +242,7 @@ class Checkpointer:
         if apart:
             message = f"ranks {apart[:8]} track other tensors than rank 0"
             raise CheckpointError("CK306", message, ranks=apart)
+        self._saver.meet(self.group)
 
     def _structure_digest(self) -> str:
         lines: list[str] = []

@@ -33,7 +33,7 @@ from midwatch.checkpoint.image import (
     shard_metadata,
 )
 from midwatch.checkpoint.jobs import SaveEvent, SaveJob
-from midwatch.checkpoint.lineage import ResumeRecord, read_resumes
+from midwatch.checkpoint.lineage import Lineage, ResumeRecord, proven_attempts, read_resumes
 from midwatch.checkpoint.load_test import folder_load_problems
 from midwatch.checkpoint.manifest import (
     MANIFEST_FILE,
@@ -97,6 +97,7 @@ __all__ = [
     "GroupStats",
     "ImagePlan",
     "LastN",
+    "Lineage",
     "Manifest",
     "ManifestDraft",
     "Overtaken",
@@ -142,6 +143,7 @@ __all__ = [
     "plan_image",
     "plan_retention",
     "policy_of",
+    "proven_attempts",
     "quarantine",
     "read_header",
     "read_resumes",

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from midwatch.checkpoint import values
@@ -238,6 +239,16 @@ def load_tensors(reader: VerifyingReader, targets: Mapping[str, torch.Tensor], *
     reader.read_data(LoadPlan(items), planner).wait()
 
 
+def uncovered(reader: VerifyingReader, targets: Mapping[str, torch.Tensor], rank: int) -> list[str]:
+    """Keys of sharded targets that need more than the shard of this rank's own number."""
+    sharded = {key: target for key, target in targets.items() if isinstance(target, DTensor)}
+    metadata = reader.metadata_of([rank % reader.manifest.world_size], sharded)
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner({key: sharded[key] for key in metadata.state_dict_metadata}, metadata, True)
+    found = covered(planner.create_local_plan().items, sharded)
+    return [key for key in sharded if key not in found]
+
+
 def covered(items: Iterable[ReadItem], targets: Mapping[str, torch.Tensor]) -> dict[str, list[ReadItem]]:
     """The items of each target that they fill completely; parts never overlap, so counting elements will do."""
     found: dict[str, list[ReadItem]] = {key: [] for key in targets}
@@ -248,9 +259,9 @@ def covered(items: Iterable[ReadItem], targets: Mapping[str, torch.Tensor]) -> d
     }
 
 
-def _local(target: Any) -> int:
+def _local(target: torch.Tensor) -> int:
     """Elements of it that this rank holds."""
-    if hasattr(target, "to_local"):
+    if isinstance(target, DTensor):
         return target.to_local().numel() if target.device_mesh.get_coordinate() is not None else 0
     return target.numel()
 

@@ -8,10 +8,12 @@ rank's numbers).
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Generator, Mapping
 from typing import Any, cast
 
+import msgspec
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
@@ -19,9 +21,10 @@ from torch.optim import Optimizer
 
 from midwatch.checkpoint import values
 from midwatch.checkpoint.layout import dtype_name, dtype_of
-from midwatch.checkpoint.load import VerifyingReader, load_tensors
+from midwatch.checkpoint.load import VerifyingReader, load_tensors, uncovered
 from midwatch.checkpoint.manifest import TensorRecord
 from midwatch.checkpoint.names import named_parameters
+from midwatch.checkpoint.rng import check_rng
 from midwatch.checkpoint.tracked import Tracked
 from midwatch.core import CheckpointError
 
@@ -31,19 +34,29 @@ _NAMED = 3
 """How many keys of a kind an error names: enough to recognise the mistake."""
 
 
+class _SavedOptimizer(msgspec.Struct):
+    """The shape of an optimizer's section, still encoded."""
+
+    state: dict[str, Any]
+    param_groups: list[dict[str, Any]]
+
+
 class Restorer:
-    """One load: ``check`` refuses what does not fit, ``load`` fills and applies, ``rng`` is what to restore last."""
+    """One load: ``prepare`` refuses what does not fit, ``read`` fills tensors, ``apply`` hands the rest over.
+
+    ``rng`` is what to restore last of all (``rng.restore_rng``).
+    """
 
     def __init__(self, reader: VerifyingReader, tracked: Tracked, rank: int) -> None:
-        self._reader = reader
+        self.reader = reader
         self._tracked = tracked
         self.manifest = reader.manifest
         self._rank = rank
-        self._shared: dict[str, Any] = reader.state(0)["shared"]
-        self._private: dict[str, Any] = reader.state(rank % self.manifest.world_size)["private"]
+        self._shared: dict[str, Any] = {}
+        self._private: dict[str, Any] = {}
         self._targets: dict[str, torch.Tensor] = {}
         self._models: list[tuple[nn.Module, dict[str, Any]]] = []
-        self._plain: list[tuple[Any, Any]] = []
+        self._plain: list[tuple[str, Any, Any]] = []
         self._optimizers: list[tuple[Optimizer, dict[str, Any]]] = []
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.rng: dict[str, Any] | None = None
@@ -62,8 +75,11 @@ class Restorer:
         """Find a place for everything; changes nothing yet.
 
         Raises:
-            CheckpointError: CK204 when the checkpoint is another model's, CK206 when it lacks a tracked part.
+            CheckpointError: CK204 when the checkpoint is another model's, CK206 when it lacks a tracked part, CK106
+                when its saved state is not what was ever written.
         """
+        self._shared = self.reader.state(0)["shared"]
+        self._private = self.reader.state(self._rank % self.manifest.world_size)["private"]
         for section, module in self._tracked.modules():
             self._prepare_module(section, module)
         for section, optimizer in self._tracked.optimizers():
@@ -72,30 +88,56 @@ class Restorer:
         for section, thing in self._tracked.shared():
             state = self._decode(self._section(self._shared, section))
             _warn_of_other_kind(section, thing, state)
-            self._plain.append((thing, state))
+            self._plain.append((section, thing, state))
         for section, thing in self._tracked.private():
-            self._plain.append((thing, self._decode(self._section(self._private, section))))
+            self._plain.append((section, thing, self._decode(self._section(self._private, section))))
         if self._rank < self.manifest.world_size:
-            self.rng = self._decode(self._section(self._private, "rng"))
+            self.rng = self._table(self._section(self._private, "rng"), "rng")
 
-    def load(self) -> None:
-        """Read, verify and apply everything but the random generators, which come last of all (``rng.restore_rng``).
+    @property
+    def targets(self) -> Mapping[str, torch.Tensor]:
+        """What is filled, by key; complete after ``prepare``."""
+        return self._targets
+
+    def uncovered(self) -> list[str]:
+        """Sharded tensors that this rank's own shard does not fill, so that other shards must be within reach."""
+        return uncovered(self.reader, self._targets, self._rank)
+
+    def read(self, *, elsewhere: Collection[str] = ()) -> None:
+        """Read and verify this rank's tensors.
+
+        Args:
+            elsewhere: Keys that arrive from other ranks (``exchange``).
 
         Raises:
             CheckpointError: CK102, CK103, CK104: the live objects are then half overwritten and must not be used
                 before another load succeeds.
         """
-        load_tensors(self._reader, self._targets)
+        mine = {key: target for key, target in self._targets.items() if key not in elsewhere}
+        load_tensors(self.reader, mine, rank=self._rank)
+
+    def apply(self) -> None:
+        """Hand over everything but the random generators, once all tensors are filled.
+
+        Raises:
+            CheckpointError: CK204 when an object does not take its state, CK106 for random generators' state that is
+                none.
+        """
+        if self.rng is not None:
+            check_rng(self.rng)
         for module, state in self._models:
             # Most of it is in place already; this runs the modules' own hooks and hands over extra state.
-            set_model_state_dict(module, state)
+            with _refused_as("model"):
+                set_model_state_dict(module, state)
         with torch.no_grad():
             for buffer, saved in self._buffers:
                 buffer.copy_(saved)
         for optimizer, state in self._optimizers:
-            _apply_optimizer(optimizer, state)
-        for thing, state in self._plain:
-            thing.load_state_dict(state)
+            with _refused_as("optimizer"):
+                _apply_optimizer(optimizer, state)
+        for section, thing, state in self._plain:
+            with _refused_as(section):
+                thing.load_state_dict(state)
         if self.lacks_optimizer:
             _restore_rates(self._tracked)
 
@@ -126,23 +168,30 @@ class Restorer:
     def _records(self, section: str) -> dict[str, TensorRecord]:
         tensors = self.manifest.tensors
         found = {key: record for key, record in tensors.items() if key.startswith(f"{section}.")}
-        aliases = {
-            alias: tensors[key] for alias, key in self._reader.aliases.items() if alias.startswith(f"{section}.")
-        }
+        aliases = {alias: tensors[key] for alias, key in self.reader.aliases.items() if alias.startswith(f"{section}.")}
         return {**found, **aliases}
 
     def _prepare_optimizer(self, section: str, optimizer: Optimizer) -> None:
         module = self._tracked.owner_module(optimizer)
         parameters = named_parameters(module)
-        saved = self._section(self._shared, section)
-        groups: list[dict[str, Any]] = self._decode(saved["param_groups"])
+        saved = self._optimizer_state(section)
+        groups = [self._table(group, f"{section}.param_groups") for group in saved.param_groups]
         state: dict[int, Any] = {}
         _check_kind(optimizer, groups)
         numbers = _match_groups(optimizer, parameters, groups)
-        for name, item in saved["state"].items():
+        for name, item in saved.state.items():
+            if name not in numbers:
+                message = f"{section}: state is saved for {name}, which this optimizer does not update"
+                raise CheckpointError("CK204", message, parameters=[name])
             parameter = parameters[name]
-            state[numbers[name]] = values.decode(item, lambda tag, key, p=parameter: self._allocate(tag, key, p))
+            state[numbers[name]] = self._table(item, f"{section}.state.{name}", parameter)
         self._optimizers.append((optimizer, {"state": state, "param_groups": groups}))
+
+    def _optimizer_state(self, section: str) -> _SavedOptimizer:
+        try:
+            return msgspec.convert(self._section(self._shared, section), _SavedOptimizer)
+        except msgspec.ValidationError as error:
+            raise CheckpointError("CK106", f"{self.manifest.name}: the saved {section}: {error}") from error
 
     def _section(self, table: Mapping[str, Any], section: str) -> Any:
         if section not in table:
@@ -150,6 +199,16 @@ class Restorer:
             message = f"{name} holds no state for {section!r}, which this run tracks"
             raise CheckpointError("CK206", message, section=section, checkpoint=name)
         return table[section]
+
+    def _table(self, data: Any, path: str, like: torch.Tensor | None = None) -> dict[str, Any]:
+        """Decoded, and a mapping. Raises CheckpointError CK106 for anything else."""
+        table = values.decode(data, lambda tag, key: self._allocate(tag, key, like))
+        if not isinstance(table, dict):
+            kind = type(table).__name__
+            raise CheckpointError(
+                "CK106", f"{self.manifest.name}: the saved {path} is a {kind}, not a table", path=path
+            )
+        return cast("dict[str, Any]", table)
 
     def _decode(self, data: Any) -> Any:
         return values.decode(data, self._allocate)
@@ -198,13 +257,23 @@ def _listed(title: str, keys: list[str]) -> str:
     return f"{title} {', '.join(sorted(keys)[:_NAMED])}{more}"
 
 
+@contextlib.contextmanager
+def _refused_as(section: str) -> Generator[None]:
+    """What ``load_state_dict`` raises becomes CK204, so that all ranks hear of it and none waits for this one."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        message = f"{section}: load_state_dict() does not take the saved state: {type(error).__name__}: {error}"
+        raise CheckpointError("CK204", message, section=section) from error
+
+
 def _match_groups(
     optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], groups: list[dict[str, Any]]
 ) -> dict[str, int]:
     """Canonical name to the number the optimizer gives the parameter; groups get numbers in place of names."""
     names = {parameter: name for name, parameter in parameters.items()}
     live = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
-    saved = [list(group["params"]) for group in groups]
+    saved = [_parameter_names(group) for group in groups]
     if [set(group) for group in live] != [set(group) for group in saved]:
         lost = sorted({n for group in live for n in group} ^ {n for group in saved for n in group})
         what = _listed("only on one side:", lost) or "the same parameters in other groups"
@@ -214,6 +283,13 @@ def _match_groups(
     for group, here in zip(groups, live, strict=True):
         group["params"] = [numbers[name] for name in here]
     return numbers
+
+
+def _parameter_names(group: Mapping[str, Any]) -> list[str]:
+    try:
+        return msgspec.convert(group.get("params"), list[str])
+    except msgspec.ValidationError as error:
+        raise CheckpointError("CK106", f"optimizer.param_groups.params: {error}") from error
 
 
 def _check_kind(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from midwatch.core import CheckpointError
+
 
 def capture_rng() -> dict[str, Any]:
     """The state of every generator this process can be using, as values and uint8 tensors; takes no random number."""
@@ -27,14 +29,51 @@ def capture_rng() -> dict[str, Any]:
     return state
 
 
+def check_rng(state: dict[str, Any]) -> None:
+    """Try a saved state on generators of no consequence; the real ones stay as they are.
+
+    Raises:
+        CheckpointError: CK106 naming the generator whose state is none.
+    """
+    if not {"python", "torch_cpu"} <= set(state):
+        raise CheckpointError("CK106", f"saved random state holds {sorted(map(str, state))} only")
+    for name, saved in state.items():
+        try:
+            _try_out(name, saved)
+        except (TypeError, ValueError, LookupError, RuntimeError, OverflowError, struct.error) as error:
+            message = f"saved random state rng.{name} is none: {type(error).__name__}: {error}"
+            raise CheckpointError("CK106", message, path=f"rng.{name}") from error
+
+
+def _try_out(name: str, saved: Any) -> None:
+    match name:
+        case "python":
+            random.Random().setstate(_python_state(saved))
+        case "torch_cpu":
+            torch.Generator().set_state(saved)
+        case "numpy":
+            import numpy as np
+
+            np.random.RandomState().set_state(saved)
+        case "torch_cuda":
+            if not isinstance(saved, torch.Tensor) or saved.dtype != torch.uint8:
+                raise TypeError("not a tensor of bytes")
+        case _:
+            raise ValueError("a generator nobody knows")
+
+
+def _python_state(saved: Any) -> tuple[Any, ...]:
+    version, packed, gauss = saved
+    return version, struct.unpack(f"<{len(packed) // 4}I", packed), gauss
+
+
 def restore_rng(state: dict[str, Any]) -> list[str]:
     """Put the generators back; returns the names of those that could not be (no device, NumPy gone).
 
     Must be the last act of a resume: loading, warm-ups and user code in between may draw numbers.
     """
     skipped: list[str] = []
-    version, packed, gauss = state["python"]
-    random.setstate((version, struct.unpack(f"<{len(packed) // 4}I", packed), gauss))
+    random.setstate(_python_state(state["python"]))
     torch.set_rng_state(state["torch_cpu"])
     if "numpy" in state:
         import numpy as np

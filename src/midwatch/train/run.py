@@ -115,7 +115,13 @@ class Run:
         if self._opened is not None:
             self._checkpointer.track(**self._tracked)
 
-    def resume(self, mode: Literal["auto", "must", "never"] = "auto", path: str | Path | None = None) -> int:
+    def resume(
+        self,
+        mode: Literal["auto", "must", "never"] = "auto",
+        path: str | Path | None = None,
+        *,
+        accept: str = "",
+    ) -> int:
         """Load the newest verified checkpoint into what is tracked, and return the next step (0 on a fresh start).
 
         A damaged checkpoint is quarantined, said so in the ledger, and the next older one is taken. When the number of
@@ -123,31 +129,32 @@ class Run:
         the old rank r where there was one (``resume.world_changed`` in the ledger).
 
         Args:
-            mode: ``auto`` starts fresh when there never was a checkpoint, ``must`` refuses to, ``never`` always does.
-            path: This checkpoint and no other; may belong to another run.
+            mode: ``auto`` starts fresh when there never was a checkpoint, ``must`` refuses to, ``never`` always does
+                and gives up what there is.
+            path: This checkpoint and no other; may belong to another run. Newer ones are given up.
+            accept: Why a checkpoint of another run or another configuration is meant; it goes to the ledger. By default
+                ``checkpoint.resume.accept``; without a reason such a checkpoint is refused.
 
         Collective: yes; after ``init_process_group``.
 
         Raises:
-            CheckpointError: CK201, CK202, CK203, CK204, CK205, CK206; with ``path`` also what is wrong with it.
+            CheckpointError: CK109, CK201 to CK208; with ``path`` also what is wrong with it.
         """
         session, checkpointer, _, _ = self._open()
-        point = checkpointer.resume(mode, path)
+        point = checkpointer.resume(mode, path, accept=accept)
         self.resumed = point
         mine = session.identity.config_hash
         if point is None:
             if mode == "auto":
                 refuse_if_vanished(session, self._paths)
             line = f"fresh start, config {mine} (run folder {self._paths.run_dir})"
-            session.recorder.record("run.started_fresh", config_hash=mine)
+            session.recorder.record("run.started_fresh", config_hash=mine, passed_over=list(checkpointer.passed_over))
         else:
-            digest = point.digest[:16]
-            line = f"resumed from step {point.step}, config {mine} "
-            line += f"(checkpoint {point.name}, digest {digest}, tier {point.tier})"
+            line = f"resumed from step {point.step}, config {mine} ({_what(point)})"
             self._record_resume(session, point)
         print(f"[midwatch rank {session.identity.rank}] {line}", flush=True)
-        for name, reason in point.rejected if point is not None and session.identity.rank == 0 else ():
-            print(f"[midwatch rank 0] not taken: {name}: {reason}", flush=True)
+        if session.identity.rank == 0:
+            self._say_what_was_not_taken(point, checkpointer.passed_over)
         self._pulse.resumed(point.step if point else None, point.digest[:16] if point else "", mine)
         return point.step + 1 if point else 0
 
@@ -258,11 +265,20 @@ class Run:
             tier=point.tier,
             config_hash=mine,
             rejected=[list(item) for item in point.rejected],
+            restored=list(point.restored),
+            missing=list(point.missing),
         )
         if point.config_hash and point.config_hash != mine:
             session.recorder.record(
                 "resume.config_changed", step=point.step, config_hash=mine, config_hash_before=point.config_hash
             )
+
+    def _say_what_was_not_taken(self, point: ResumePoint | None, passed_over: tuple[str, ...]) -> None:
+        for name, reason in point.rejected if point is not None else ():
+            print(f"[midwatch rank 0] not taken: {name}: {reason}", flush=True)
+        if passed_over:
+            text = f"given up on purpose: {len(passed_over)} checkpoints, the last {max(passed_over)}"
+            print(f"[midwatch rank 0] {text}", flush=True)
 
     def _await_go(self) -> None:
         """Supervised: no rank trains before all have proven that they resumed from the same point."""
@@ -348,3 +364,10 @@ class Run:
             metrics.close()
             session.close()
         self._pulse.close()
+
+
+def _what(point: ResumePoint) -> str:
+    """The checkpoint and what came of it, for the resume line."""
+    text = f"checkpoint {point.name}, digest {point.digest[:16]}, tier {point.tier}; "
+    text += f"restored: {', '.join(point.restored) or 'nothing'}"
+    return text + (f"; not in it: {', '.join(point.missing)}" if point.missing else "")

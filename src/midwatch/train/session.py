@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from midwatch.audit import Journal, Ledger, collect_provenance, ensure_run, known_checkpoints
 from midwatch.checkpoint import ControlGroup, Identity, raise_remote
-from midwatch.checkpoint.format import committed_names
+from midwatch.checkpoint.format import Lineage, committed_names
 from midwatch.config import Config, RankEnv, RunPaths, config_hash, inherited_environment, redact_environment
 from midwatch.core import (
     CheckpointError,
@@ -124,7 +124,9 @@ def refuse_if_vanished(session: Session, paths: RunPaths) -> None:
 
 
 def _vanished(paths: RunPaths) -> dict[str, Any]:
-    known, folder = known_checkpoints(paths.run_dir), paths.checkpoint_dir
+    # What was given up on purpose may be gone: nobody asks for it any more.
+    lineage, folder = Lineage.of(paths.run_dir), paths.checkpoint_dir
+    known = [name for name in known_checkpoints(paths.run_dir) if not lineage.abandoned_by(name)]
     if not known:
         return {}
     error = CheckpointError(

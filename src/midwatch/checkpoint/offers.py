@@ -1,0 +1,343 @@
+"""What rank 0 decides about a resume: which checkpoints there are, in which order, and which rule speaks against one.
+
+Each candidate passes these rules, in this order. What is *refused* ends the resume, because an older checkpoint would
+be no better; what is *passed over* stays where it is, and the next older one is looked at.
+
+* another run's (CK203) or another configuration's (CK207): refused, unless a reason was given
+* not signed with this run's key (CK109): passed over, unless a reason was given; refused when none is left
+* tried too often (CK208): passed over while an older one is left; the last one is taken with a warning in mode
+  ``auto`` and refused in mode ``must``
+
+A path names one checkpoint. That is the reason for taking another run's, a suspect or an often tried one; it is none
+for another configuration of the same run, nor for a missing signature.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from midwatch.checkpoint.catalog import (
+    LATEST,
+    PARTIAL_SUFFIX,
+    QUARANTINE,
+    USABLE,
+    CheckpointInfo,
+    list_checkpoints,
+)
+from midwatch.checkpoint.lineage import Lineage, Outcome, ResumeRecord, proven_attempts, write_resume
+from midwatch.checkpoint.manifest import MANIFEST_FILE, SUSPECT_FILE, Manifest
+from midwatch.checkpoint.signing import SigningKey, load_key, signature_fault
+from midwatch.checkpoint.verify import read_mark, verify_checkpoint
+from midwatch.core import CheckpointError, Recorder
+
+_log = logging.getLogger(__name__)
+
+Mode = Literal["auto", "must", "never"]
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What the caller is and wants."""
+
+    run: str
+    attempt: int
+    world_size: int = 1
+    config_hash: str = ""
+    mode: Mode = "auto"
+    path: str = ""
+    accept: str = ""
+    """The reason why another run's or another configuration's checkpoint is meant."""
+    max_attempts: int = 4
+    signing_key: str = ""
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One folder that may be resumed from."""
+
+    name: str
+    folder: str
+    tier: str
+    digest: str
+    run: str
+    config_hash: str = ""
+    is_verified: bool = False
+    is_split: bool = False
+    """Each node's folder of this name holds its own ranks' shards only."""
+
+
+class LocalCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """A node-local checkpoint as one rank sees it."""
+
+    name: str
+    digest: str
+    is_verified: bool
+    has_own: bool
+    """The shard of the rank's own number is there."""
+    is_whole: bool
+    """All shards are."""
+
+
+class Offers:
+    """Rank 0's list of candidates, best first."""
+
+    def __init__(self, roots: Mapping[str, Path], run_dir: Path, wish: Wish, recorder: Recorder) -> None:
+        self._roots = roots
+        self._run_dir = run_dir
+        self._wish = wish
+        self._recorder = recorder
+        self._key: SigningKey | None = load_key(wish.signing_key) if wish.signing_key else None
+        self._listed = {tier: list_checkpoints(root, run_dir=run_dir) for tier, root in roots.items()}
+        self._queue: list[tuple[CheckpointInfo, Candidate]] = []
+        self._passed: dict[str, str] = {}
+        """Names passed over, with the code of the rule."""
+        self._record: ResumeRecord | None = None
+
+    def fill(self, copies: Sequence[Mapping[str, LocalCopy]]) -> None:
+        """Look for candidates.
+
+        Args:
+            copies: By rank, what its node has in the local tier.
+        """
+        if self._wish.path:
+            self._queue = [self._named(Path(self._wish.path), copies)]
+            return
+        for tier in ("local", "shared"):
+            for info in self._usable(tier):
+                candidate = self._placed(info, tier, copies)
+                if candidate is not None:
+                    self._queue.append((info, candidate))
+        # Stable: of equal copies the local one comes first.
+        self._queue.sort(key=lambda item: (item[1].is_verified, item[0].order), reverse=True)
+
+    def next(self) -> Candidate | None:
+        """The best candidate that no rule speaks against; what this attempt begins from is on record when it returns.
+
+        Raises:
+            CheckpointError: CK109, CK203, CK207, CK208.
+        """
+        while self._queue:
+            info, candidate = self._queue.pop(0)
+            differs = self._differences(info, candidate)
+            code = self._objection(info, candidate)
+            if code:
+                self._pass_over(info, code)
+                continue
+            self._begin(info, candidate, differs)
+            return candidate
+        if "CK109" in self._passed.values():
+            names = ", ".join(name for name, code in self._passed.items() if code == "CK109")
+            raise CheckpointError("CK109", f"no checkpoint is signed with this run's key: {names}")
+        return None
+
+    def settle(self, outcome: Outcome) -> None:
+        """How it went with the last candidate."""
+        if self._record is not None:
+            self._write(msgspec.structs.replace(self._record, outcome=outcome))
+
+    def start_over(self) -> list[str]:
+        """Give up everything there is, on purpose; returns the names of what a resume could have taken."""
+        names = sorted({info.name for tier in self._roots for info in self._usable(tier)})
+        record = ResumeRecord(attempt=self._wish.attempt, outcome="loaded", is_rewind=True, passed_over=tuple(names))
+        if any(self._listed.values()):
+            self._write(record)
+        return names
+
+    def untrusted(self) -> list[tuple[str, str]]:
+        """(name, reason) of what a fresh start would bury."""
+        lineage = Lineage.of(self._run_dir)
+        return [
+            (info.name, info.reason)
+            for listed in self._listed.values()
+            for info in listed
+            if (info.state == "quarantined" or info.is_suspect) and not lineage.abandoned_by(info.name.split(".")[0])
+        ]
+
+    # --- rules ------------------------------------------------------------------------------------------------------
+
+    def _differences(self, info: CheckpointInfo, candidate: Candidate) -> list[str]:
+        """What must be accepted, in words. Raises CheckpointError CK203, CK207 when it was not."""
+        wish = self._wish
+        differs: list[str] = []
+        if candidate.run != wish.run:
+            message = f"{candidate.folder} belongs to run {candidate.run}, this is run {wish.run}"
+            if not (wish.accept or wish.path):
+                raise CheckpointError("CK203", message, checkpoint=candidate.name, run=candidate.run)
+            differs.append(f"run {candidate.run}, not {wish.run}")
+        elif candidate.config_hash and wish.config_hash and candidate.config_hash != wish.config_hash:
+            message = f"{candidate.name} was written with configuration {candidate.config_hash}, this is "
+            message += wish.config_hash
+            if not wish.accept:
+                hashes = {"config_hash": wish.config_hash, "config_hash_before": candidate.config_hash}
+                raise CheckpointError("CK207", message, checkpoint=candidate.name, **hashes)
+            differs.append(f"configuration {candidate.config_hash}, not {wish.config_hash}")
+        if info.is_suspect:
+            differs.append(info.reason)
+        return differs
+
+    def _objection(self, info: CheckpointInfo, candidate: Candidate) -> str:
+        """The code of the rule for which it is passed over; empty: none. Raises CheckpointError CK109, CK208."""
+        return self._unsigned(candidate) or self._worn_out(info)
+
+    def _unsigned(self, candidate: Candidate) -> str:
+        if self._key is None:
+            return ""
+        report = verify_checkpoint(Path(candidate.folder), deep=False, ranks=())
+        fault = signature_fault(report.manifest, self._key) if report.manifest else ""
+        if not fault:
+            return ""
+        if self._wish.accept:
+            self._accepted(candidate.name, [fault])
+            return ""
+        if self._wish.path:
+            raise CheckpointError("CK109", f"{candidate.folder}: {fault}", checkpoint=candidate.name)
+        _log.warning("%s is passed over: %s", candidate.name, fault)
+        return "CK109"
+
+    def _worn_out(self, info: CheckpointInfo) -> str:
+        if self._wish.path:
+            return ""
+        known = [(i.attempt, i.state) for listed in self._listed.values() for i in listed]
+        tried = Lineage.of(self._run_dir).failed_attempts(info.name, proven_attempts(known), before=self._wish.attempt)
+        if len(tried) < self._wish.max_attempts:
+            return ""
+        story = f"{len(tried)} attempts began from {info.name} and came to nothing newer"
+        if any(older.name != info.name for older, _ in self._queue):
+            _log.warning("%s: an older checkpoint is taken", story)
+            return "CK208"
+        if self._wish.mode == "must":
+            raise CheckpointError("CK208", f"{story}, and there is no older one", attempts=tried)
+        _log.warning("%s; there is no older one, so it is taken once more", story)
+        return ""
+
+    def _pass_over(self, info: CheckpointInfo, code: str) -> None:
+        if info.name not in self._passed:
+            self._recorder.record("resume.passed_over", step=info.step, name=info.name, code=code)
+        self._passed[info.name] = code
+
+    def _accepted(self, name: str, differs: list[str]) -> None:
+        reason = self._wish.accept or f"named by path: {self._wish.path}"
+        _log.warning("%s is taken although it differs (%s), because: %s", name, "; ".join(differs), reason)
+        self._recorder.record("resume.accepted", name=name, differs=differs, reason=reason)
+
+    # --- records ----------------------------------------------------------------------------------------------------
+
+    def _begin(self, info: CheckpointInfo, candidate: Candidate, differs: list[str]) -> None:
+        if differs:
+            self._accepted(candidate.name, differs)
+        wish = self._wish
+        newer = {name for name, code in self._passed.items() if code == "CK208"}
+        if wish.path:
+            newer |= {i.name for tier in self._roots for i in self._usable(tier) if i.preference > info.preference}
+            is_elsewhere = candidate.run != wish.run or info.is_abandoned
+            newer |= {i.name for tier in self._roots for i in self._usable(tier) if is_elsewhere}
+        self._record = ResumeRecord(
+            attempt=wish.attempt,
+            name=candidate.name,
+            run=candidate.run if candidate.run != wish.run else "",
+            is_rewind=bool(newer - {candidate.name}),
+            passed_over=tuple(sorted(newer - {candidate.name})),
+            reason=wish.accept or (f"path {wish.path}" if wish.path else ""),
+        )
+        self._write(self._record)
+
+    def _write(self, record: ResumeRecord) -> None:
+        try:
+            write_resume(self._run_dir, record)
+        except OSError as error:
+            # A folder that cannot be written may still hold a checkpoint that can be read.
+            _log.warning("attempt %d leaves no record of what it resumed from: %s", record.attempt, error)
+
+    # --- finding ----------------------------------------------------------------------------------------------------
+
+    def _usable(self, tier: str) -> list[CheckpointInfo]:
+        return [info for info in self._listed.get(tier, []) if info.state in USABLE and info.is_trusted]
+
+    def _placed(self, info: CheckpointInfo, tier: str, copies: Sequence[Mapping[str, LocalCopy]]) -> Candidate | None:
+        candidate = _candidate(info, tier)
+        return _common(candidate, info, copies, self._wish.world_size) if tier == "local" else candidate
+
+    def _named(self, path: Path, copies: Sequence[Mapping[str, LocalCopy]]) -> tuple[CheckpointInfo, Candidate]:
+        folder = follow(path)
+        report = verify_checkpoint(folder, deep=False, ranks=())
+        if report.manifest is None:
+            raise CheckpointError(report.problems[0].code, report.problems[0].message, path=str(folder))
+        tier = next((tier for tier, root in self._roots.items() if folder.parent == root.resolve()), "path")
+        known = next((i for i in self._listed.get(tier, []) if Path(i.path).resolve() == folder), None)
+        info = known or _of_manifest(folder, report.manifest)
+        candidate = self._placed(info, tier, copies)
+        if candidate is None:
+            raise CheckpointError("CK205", f"{folder} is not on every rank's node", path=str(folder))
+        return info, msgspec.structs.replace(candidate, folder=str(folder))
+
+
+def _of_manifest(folder: Path, manifest: Manifest) -> CheckpointInfo:
+    is_suspect = (folder / SUSPECT_FILE).exists()
+    return CheckpointInfo(
+        name=folder.name,
+        path=str(folder),
+        state="verified" if read_mark(folder, manifest) == "valid" else "committed",
+        step=manifest.step,
+        attempt=manifest.attempt,
+        run=manifest.run,
+        config_hash=manifest.config_hash,
+        world_size=manifest.world_size,
+        digest=manifest.digest,
+        is_suspect=is_suspect,
+        reason="marked suspect" if is_suspect else "",
+    )
+
+
+def _candidate(info: CheckpointInfo, tier: str) -> Candidate:
+    return Candidate(
+        name=info.name,
+        folder=info.path,
+        tier=tier,
+        digest=info.digest,
+        run=info.run,
+        config_hash=info.config_hash,
+        is_verified=info.state == "verified",
+    )
+
+
+def _common(
+    candidate: Candidate, info: CheckpointInfo, copies: Sequence[Mapping[str, LocalCopy]], world_size: int
+) -> Candidate | None:
+    """A local checkpoint counts when every rank's node has it, with the shard the rank needs."""
+    seen = [copy for by_name in copies if (copy := by_name.get(candidate.name)) and copy.digest == candidate.digest]
+    if len(seen) < len(copies):
+        return None
+    is_verified = all(copy.is_verified for copy in seen)
+    if all(copy.is_whole for copy in seen):
+        return msgspec.structs.replace(candidate, is_verified=is_verified)
+    if info.world_size != world_size or not all(copy.has_own for copy in seen):
+        return None
+    return msgspec.structs.replace(candidate, is_verified=is_verified, is_split=True)
+
+
+def follow(path: Path) -> Path:
+    """The checkpoint that a path means: itself, or where its ``latest`` link leads.
+
+    Raises:
+        CheckpointError: CK101 never committed, CK201 no checkpoint there.
+    """
+    if path.name.endswith(PARTIAL_SUFFIX) and path.is_dir():
+        raise CheckpointError("CK101", f"{path} was never committed", path=str(path))
+    for folder in (path, path / LATEST, path / "checkpoints" / LATEST):
+        if (folder / MANIFEST_FILE).is_file():
+            return folder.resolve()
+    raise CheckpointError("CK201", f"{path} is not a checkpoint and has none", path=str(path))
+
+
+def buried(folder: Path, untrusted: Sequence[tuple[str, str]]) -> CheckpointError:
+    """The error that keeps a fresh start from burying what might still be saved."""
+    named = "; ".join(f"{name}: {reason}" for name, reason in dict(untrusted).items())
+    return CheckpointError(
+        "CK202",
+        f"no checkpoint in {folder} can be trusted, and starting from step 0 would bury them: {named}",
+        hint=f"Look into {folder / QUARANTINE}; start over on purpose with resume(mode='never').",
+        rejected=[list(item) for item in untrusted],
+    )

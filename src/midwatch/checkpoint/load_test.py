@@ -127,7 +127,7 @@ def _check_state(state: dict[str, Any], manifest: Manifest) -> None:
     from midwatch.checkpoint import values
 
     def restore(tag: str, payload: Any) -> Any:
-        if tag != "$tensor" or payload not in manifest.tensors:
+        if tag not in ("$tensor", "$array") or payload not in manifest.tensors:
             raise CheckpointError("CK106", f"saved state tells of {tag} {payload!r}, which is not there")
         return payload
 

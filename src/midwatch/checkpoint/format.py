@@ -71,7 +71,7 @@ from midwatch.checkpoint.retain import (
 from midwatch.checkpoint.scrub import due, scrub
 from midwatch.checkpoint.signing import SigningKey, load_key
 from midwatch.checkpoint.stats import GroupStats, TensorStats, group_stats, read_stats
-from midwatch.checkpoint.verify import Problem, VerifyReport, shard_problems, verify_checkpoint
+from midwatch.checkpoint.verify import Problem, VerifyReport, verify_checkpoint
 from midwatch.checkpoint.writer import WRITER_MODULE, WriterClient
 
 __all__ = [
@@ -154,7 +154,6 @@ __all__ = [
     "sections_of",
     "shard_file",
     "shard_metadata",
-    "shard_problems",
     "sweep_leftovers",
     "unpin_checkpoint",
     "verify_checkpoint",

@@ -277,11 +277,6 @@ class _Checker:
             self._report("CK107", MANIFEST_FILE, "the receipts' tensors are not those of the manifest")
 
 
-def shard_problems(path: Path, receipt: Receipt) -> list[Problem]:
-    """``prove_shard`` without statistics."""
-    return list(prove_shard(path, receipt, statistics=False).problems)
-
-
 def _owner_text(owner: tuple[str, int, int, int, int]) -> str:
     run, attempt, step, rank, world_size = owner
     return f"run {run}, attempt {attempt}, step {step}, rank {rank} of {world_size}"

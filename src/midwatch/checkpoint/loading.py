@@ -43,15 +43,16 @@ class Loader:
 
     def load(self, chooser: Chooser) -> ResumePoint | None:
         """Collective. None when no candidate is left. Raises as ``Chooser.next`` and ``Restorer``."""
-        while (candidate := chooser.next()) is not None:
-            try:
+        try:
+            while (candidate := chooser.next()) is not None:
                 restorer = self._load(candidate, chooser)
-            except MidwatchError:
-                chooser.settle("refused")
-                raise
-            if restorer is not None:
-                chooser.settle("loaded")
-                return self._finish(candidate, restorer, chooser)
+                if restorer is not None:
+                    chooser.settle("loaded")
+                    return self._finish(candidate, restorer, chooser)
+        except MidwatchError:
+            chooser.settle("refused")
+            raise
+        chooser.settle("refused")
         return None
 
     # --- one candidate --------------------------------------------------------------------------------------------

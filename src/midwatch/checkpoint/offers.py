@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -122,9 +122,7 @@ class Offers:
         while self._queue:
             info, candidate = self._queue.pop(0)
             differs = self._differences(info, candidate)
-            code = self._objection(info, candidate)
-            if code:
-                self._pass_over(info, code)
+            if self._is_passed_over(info, candidate):
                 continue
             self._begin(info, candidate, differs)
             return candidate
@@ -178,44 +176,46 @@ class Offers:
             differs.append(info.reason)
         return differs
 
-    def _objection(self, info: CheckpointInfo, candidate: Candidate) -> str:
-        """The code of the rule for which it is passed over; empty: none. Raises CheckpointError CK109, CK208."""
-        return self._unsigned(candidate) or self._worn_out(info)
+    def _is_passed_over(self, info: CheckpointInfo, candidate: Candidate) -> bool:
+        """Whether a rule says to look at an older one instead. Raises CheckpointError CK109, CK208."""
+        if fault := self._unsigned(candidate):
+            self._pass_over(info, "CK109", reason=fault)
+        elif tried := self._worn_out(info):
+            self._pass_over(info, "CK208", attempts=tried)
+        return info.name in self._passed
 
     def _unsigned(self, candidate: Candidate) -> str:
         if self._key is None:
             return ""
         report = verify_checkpoint(Path(candidate.folder), deep=False, ranks=())
         fault = signature_fault(report.manifest, self._key) if report.manifest else ""
-        if not fault:
-            return ""
-        if self._wish.accept:
+        if fault and self._wish.accept:
             self._accepted(candidate.name, [fault])
             return ""
-        if self._wish.path:
+        if fault and self._wish.path:
             raise CheckpointError("CK109", f"{candidate.folder}: {fault}", checkpoint=candidate.name)
-        _log.warning("%s is passed over: %s", candidate.name, fault)
-        return "CK109"
+        return fault
 
-    def _worn_out(self, info: CheckpointInfo) -> str:
+    def _worn_out(self, info: CheckpointInfo) -> list[int]:
+        """The attempts that speak against it; empty when it may be tried."""
         if self._wish.path:
-            return ""
+            return []
         known = [(i.attempt, i.state) for listed in self._listed.values() for i in listed]
         tried = Lineage.of(self._run_dir).failed_attempts(info.name, proven_attempts(known), before=self._wish.attempt)
         if len(tried) < self._wish.max_attempts:
-            return ""
-        story = f"{len(tried)} attempts began from {info.name} and came to nothing newer"
+            return []
         if any(older.name != info.name for older, _ in self._queue):
-            _log.warning("%s: an older checkpoint is taken", story)
-            return "CK208"
+            return tried
+        story = f"{len(tried)} attempts began from {info.name} and came to nothing newer; there is no older one"
         if self._wish.mode == "must":
-            raise CheckpointError("CK208", f"{story}, and there is no older one", attempts=tried)
-        _log.warning("%s; there is no older one, so it is taken once more", story)
-        return ""
+            raise CheckpointError("CK208", story, attempts=tried)
+        _log.warning("%s, so it is taken once more", story)
+        return []
 
-    def _pass_over(self, info: CheckpointInfo, code: str) -> None:
+    def _pass_over(self, info: CheckpointInfo, code: str, **facts: Any) -> None:
         if info.name not in self._passed:
-            self._recorder.record("resume.passed_over", step=info.step, name=info.name, code=code)
+            _log.warning("%s is passed over for an older one: %s %s", info.name, code, facts)
+            self._recorder.record("resume.passed_over", step=info.step, name=info.name, code=code, **facts)
         self._passed[info.name] = code
 
     def _accepted(self, name: str, differs: list[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from midwatch.checkpoint.format import VerifyReport, verify_checkpoint
+from midwatch.checkpoint.format import FORMAT_VERSION, VerifyReport, verify_checkpoint
 from midwatch.testing import corrupt
 from midwatch.testing.saves import SmallRun
 
@@ -141,5 +141,6 @@ def test_one_ranks_share_can_be_checked_alone(folder: Path) -> None:
 
 def test_a_newer_format_is_said_so(folder: Path) -> None:
     path = folder / "MANIFEST.json"
-    path.write_bytes(path.read_bytes().replace(b'"format_version":1', b'"format_version":2'))
+    now, newer = (f'"format_version":{version}'.encode() for version in (FORMAT_VERSION, FORMAT_VERSION + 1))
+    path.write_bytes(path.read_bytes().replace(now, newer))
     assert _codes(verify_checkpoint(folder)) == {"CK108"}

@@ -17,6 +17,7 @@ import msgspec
 from midwatch.checkpoint.address import listen
 from midwatch.checkpoint.board_choice import fail_save, place_of
 from midwatch.checkpoint.jobs import GOODBYE, FrameBuffer, SaveEvent, SaveJob, encode_frame
+from midwatch.config import inherited_environment
 from midwatch.core import CheckpointError
 
 WRITER_MODULE = "midwatch.checkpoint.persist"
@@ -76,6 +77,13 @@ class WriterClient:
             stdout=subprocess.PIPE,
             bufsize=0,
             pass_fds=() if self._listener is None else (self._listener.fileno(),),
+            # The libraries under NumPy start a thread a core when they load; those cores are training's.
+            env={
+                **inherited_environment(),
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+                "MKL_NUM_THREADS": "1",
+            },
         )
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None

@@ -188,7 +188,10 @@ class Offers:
         if self._key is None:
             return ""
         report = verify_checkpoint(Path(candidate.folder), deep=False, ranks=())
-        fault = signature_fault(report.manifest, self._key) if report.manifest else ""
+        fault = signature_fault(report.manifest, self._key) if report.manifest else "its manifest cannot be read"
+        # What is loaded later is held to the candidate's digest: the signature must be that one's, not a passer-by's.
+        if not fault and report.manifest and report.manifest.digest != candidate.digest:
+            fault = "its manifest was exchanged while it was looked at"
         if fault and self._wish.accept:
             self._accepted(candidate.name, [fault])
             return ""

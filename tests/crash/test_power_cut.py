@@ -22,31 +22,35 @@ def ram() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _run(folder: Path, world_size: int) -> SmallRun:
-    run = SmallRun(folder / "run", world_size=world_size)
+def _run(folder: Path, world_size: int, *, has_store: bool = False) -> SmallRun:
+    run = SmallRun(folder / "run", world_size=world_size, has_store=has_store)
     run.keep_last = 2
     return run
 
 
 @pytest.mark.parametrize("forgets", ["everything", "bytes"])
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_what_was_verified_survives_and_nothing_torn_is_offered(ram: Path, world_size: int, forgets: str) -> None:
+@pytest.mark.parametrize(("world_size", "has_store"), [(1, False), (2, False), (2, True)])
+def test_what_was_verified_survives_and_nothing_torn_is_offered(
+    ram: Path, world_size: int, has_store: bool, forgets: str
+) -> None:
     template = ram / "template"
-    run = _run(template, world_size)
+    run = _run(template, world_size, has_store=has_store)
     run.claim()
     run.save(10)
     run.save(20)
+    run.close()
     shutil.copytree(template, ram / "dry", symlinks=True)
-    dry = _run(ram / "dry", world_size)
+    dry = _run(ram / "dry", world_size, has_store=has_store)
     dry.attempt = 1
     with IoShim(is_everywhere=True) as counter:
         dry.save(30)
+    dry.close()
     count = len(counter.operations)
     for k in range(1, count + 2):
         folder, graveyard = ram / f"k{k}", ram / f"graves-{k}"
         shutil.copytree(template, folder, symlinks=True)
         graveyard.mkdir()
-        run = _run(folder, world_size)
+        run = _run(folder, world_size, has_store=has_store)
         run.attempt = 1
         cut = PowerCut(k, watched=folder, graveyard=graveyard)
         with cut:
@@ -62,6 +66,7 @@ def test_what_was_verified_survives_and_nothing_torn_is_offered(ram: Path, world
         run.claim()
         run.save(40)
         assert newest_verified(run.root).step == 40, clue
+        run.close()
         shutil.rmtree(folder)
         shutil.rmtree(graveyard)
 

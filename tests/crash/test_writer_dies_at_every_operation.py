@@ -22,6 +22,10 @@ from midwatch.testing.crash_writer import MODULE
 from midwatch.testing.ioshim import Injury, IoShim
 from midwatch.testing.saves import SmallRun
 
+KINDS = ["one-tier", "two-tiers", "one-tier-store", "two-tiers-store", "bulk"]
+"""``store``: the ranks meet by network, and the structure was checked in an earlier save. ``bulk``: as large shards are
+written, with room taken first, past the page cache, hashed beside."""
+
 
 @pytest.fixture
 def ram() -> Iterator[Path]:
@@ -30,34 +34,44 @@ def ram() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _template(folder: Path, *, is_two_tier: bool) -> SmallRun:
+@pytest.fixture(autouse=True)
+def bulk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "bulk" in request.node.name:
+        monkeypatch.setattr("midwatch.checkpoint.data_path.DIRECT_FROM_BYTES", 0)
+
+
+def _template(folder: Path, *, kind: str) -> SmallRun:
     """A run whose attempt 1 has saved steps 10 and 20; retention will want to prune when step 30 is verified."""
-    run = _open(folder, is_two_tier=is_two_tier)
+    run = _open(folder, kind=kind)
     run.claim()
     for step in (10, 20):
         run.save(step)
     assert newest_verified(run.root).step == 20
+    run.close()
     return run
 
 
-def _open(folder: Path, *, is_two_tier: bool) -> SmallRun:
-    run = SmallRun(folder / "run", local_dir=folder / "local" if is_two_tier else None)
+def _open(folder: Path, *, kind: str) -> SmallRun:
+    run = SmallRun(folder / "run", local_dir=folder / "local" if "two" in kind else None, has_store="store" in kind)
     run.keep_last = 2
     return run
 
 
-def _copy(template: Path, folder: Path, *, is_two_tier: bool) -> SmallRun:
-    shutil.copytree(template, folder, symlinks=True)
-    run = _open(folder, is_two_tier=is_two_tier)
+def _copy(template: SmallRun, folder: Path, *, kind: str) -> SmallRun:
+    shutil.copytree(template.run_dir.parent, folder, symlinks=True)
+    run = _open(folder, kind=kind)
     run.attempt = 1
+    if "store" in kind:
+        run.layouts = template.layouts
     return run
 
 
-def _count(template: Path, folder: Path, rank: int, *, is_two_tier: bool) -> int:
-    run = _copy(template, folder, is_two_tier=is_two_tier)
+def _count(template: SmallRun, folder: Path, rank: int, *, kind: str) -> int:
+    run = _copy(template, folder, kind=kind)
     with IoShim() as shim:
         run.save(30, shim=shim, shim_rank=rank)
     assert newest_verified(run.root).step == 30
+    run.close()
     shutil.rmtree(folder)
     return len(shim.operations)
 
@@ -85,16 +99,16 @@ def _assert_next_attempt_works(run: SmallRun, clue: str) -> None:
     assert not list(run.root.glob(f"*{PARTIAL_SUFFIX}")), clue
 
 
-@pytest.mark.parametrize("is_two_tier", [False, True], ids=["one-tier", "two-tiers"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rank", [0, 1], ids=["committer", "other-rank"])
-def test_death_never_shows_a_torn_checkpoint(ram: Path, rank: int, is_two_tier: bool) -> None:
-    _template(ram / "template", is_two_tier=is_two_tier)
-    count = _count(ram / "template", ram / "dry", rank, is_two_tier=is_two_tier)
+def test_death_never_shows_a_torn_checkpoint(ram: Path, rank: int, kind: str) -> None:
+    template = _template(ram / "template", kind=kind)
+    count = _count(template, ram / "dry", rank, kind=kind)
     assert count >= 8
     seen: set[int] = set()
     for k in range(1, count + 1):
         folder = ram / f"k{k}"
-        run = _copy(ram / "template", folder, is_two_tier=is_two_tier)
+        run = _copy(template, folder, kind=kind)
         with IoShim(Injury(at=k, how="death")) as shim:
             run.save(30, shim=shim, shim_rank=rank)
         assert shim.fired_at is not None, k
@@ -102,23 +116,24 @@ def test_death_never_shows_a_torn_checkpoint(ram: Path, rank: int, is_two_tier: 
         _assert_nothing_torn_is_offered(run, clue)
         seen.add(newest_verified(run.root).step)
         _assert_next_attempt_works(run, clue)
+        run.close()
         shutil.rmtree(folder)
     assert seen == {20, 30} or rank == 1
 
 
-@pytest.mark.parametrize("is_two_tier", [False, True], ids=["one-tier", "two-tiers"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rank", [0, 1], ids=["committer", "other-rank"])
 @pytest.mark.parametrize("how", ["ENOSPC", "EIO"])
 @pytest.mark.parametrize("is_sticky", [False, True], ids=["once", "from-then-on"])
 def test_a_sick_disk_fails_the_save_and_leaves_the_last_good_one(
-    ram: Path, rank: int, how: str, is_two_tier: bool, is_sticky: bool
+    ram: Path, rank: int, how: str, kind: str, is_sticky: bool
 ) -> None:
-    _template(ram / "template", is_two_tier=is_two_tier)
-    count = _count(ram / "template", ram / "dry", rank, is_two_tier=is_two_tier)
+    template = _template(ram / "template", kind=kind)
+    count = _count(template, ram / "dry", rank, kind=kind)
     code = "ST101" if how == "ENOSPC" else "ST103"
     for k in range(1, count + 1, 3 if is_sticky else 1):
         folder = ram / f"k{k}"
-        run = _copy(ram / "template", folder, is_two_tier=is_two_tier)
+        run = _copy(template, folder, kind=kind)
         if is_sticky:
             run.commit_timeout_s = 0.1  # a disk that refuses everything keeps us from telling the others, too
         with IoShim(Injury(at=k, how=how, is_sticky=is_sticky)) as shim:
@@ -135,6 +150,7 @@ def test_a_sick_disk_fails_the_save_and_leaves_the_last_good_one(
         if not is_sticky and newest_verified(run.root).step == 20:
             assert not list(run.root.glob("step-00000030*.partial")), f"{clue}: the failed save was not cleaned up"
         _assert_next_attempt_works(run, clue)
+        run.close()
         shutil.rmtree(folder)
 
 
@@ -142,7 +158,7 @@ def test_a_sick_disk_fails_the_save_and_leaves_the_last_good_one(
 @pytest.mark.parametrize("rank", [0, 1], ids=["committer", "other-rank"])
 @pytest.mark.parametrize("k", [1, 6, 11, 17])
 def test_a_real_sigkill_of_the_writer(ram: Path, rank: int, k: int) -> None:
-    run = _template(ram, is_two_tier=False)
+    run = _template(ram, kind="one-tier")
     injured = WriterClient(MODULE, ["--at", str(k), "--how", "sigkill"])
     clients = [injured, WriterClient()] if rank == 0 else [WriterClient(), injured]
     for other, client in enumerate(clients):

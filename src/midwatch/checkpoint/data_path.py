@@ -12,6 +12,9 @@ from midwatch.storage import chunk_digest, ops
 DIRECT_FROM_BYTES = 2**24
 """Smaller shards go through the page cache: aligned direct writes only pay off for bulk."""
 
+DEPTH = 2
+"""Writes under way: while the disk works on one the kernel pins the memory of the next."""
+
 
 def write_shard(
     path: Path, chunks: Iterable[memoryview], *, size_bytes: int, kind: str, expected: Sequence[str] = ()
@@ -31,9 +34,11 @@ def write_shard(
     Durability: the file's bytes survive power loss when it returns, its name once the folder is synced.
     """
     is_bulk = size_bytes >= DIRECT_FROM_BYTES
-    with ops.OutputFile(path, is_direct=is_bulk, size_bytes=size_bytes if is_bulk else 0) as out:
-        if is_bulk and isinstance(chunks, Sequence):
-            return _hash_beside(out, chunks, size_bytes, kind)
+    steady = chunks if is_bulk and isinstance(chunks, Sequence) else None
+    room = size_bytes if is_bulk else 0
+    with ops.OutputFile(path, is_direct=is_bulk, size_bytes=room, depth=1 if steady is None else DEPTH) as out:
+        if steady is not None:
+            return _hash_beside(out, steady, size_bytes, kind)
         digests = _hash_before(out, chunks, kind, expected)
         _finish(out, size_bytes)
         return digests

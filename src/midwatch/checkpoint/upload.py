@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,12 @@ from midwatch.checkpoint.jobs import SaveJob
 from midwatch.checkpoint.manifest import Receipt
 from midwatch.core import StorageError
 from midwatch.storage import Pace, read_chunks
+
+MAX_MAPS = 2
+"""Staging buffers of a rank; one that was replaced by a larger one is let go with the next save."""
+
+_maps: dict[tuple[int, int, int], memoryview] = {}
+_lock = threading.Lock()
 
 
 def staged_chunks(job: SaveJob) -> list[memoryview]:
@@ -21,13 +28,24 @@ def staged_chunks(job: SaveJob) -> list[memoryview]:
     """
     fd = os.open(job.shm_path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        have = os.fstat(fd).st_size
-        if have < job.size_bytes:
-            raise StorageError("ST105", f"{job.shm_path} has {have} bytes, the image {job.size_bytes}")
-        view = memoryview(mmap.mmap(fd, job.size_bytes, prot=mmap.PROT_READ))
+        found = os.fstat(fd)
+        if found.st_size < job.size_bytes:
+            raise StorageError("ST105", f"{job.shm_path} has {found.st_size} bytes, the image {job.size_bytes}")
+        view = _mapped(fd, found)[: job.size_bytes]
     finally:
         os.close(fd)
     return [view[begin : begin + job.chunk_bytes] for begin in range(0, job.size_bytes, job.chunk_bytes)]
+
+
+def _mapped(fd: int, found: os.stat_result) -> memoryview:
+    """The segment, mapped once: touching a million pages anew would cost each save as much as hashing them."""
+    key = found.st_dev, found.st_ino, found.st_size  # a mapping keeps its inode, so no other file can have the number
+    with _lock:
+        if key not in _maps:
+            while len(_maps) >= MAX_MAPS:
+                del _maps[next(iter(_maps))]
+            _maps[key] = memoryview(mmap.mmap(fd, found.st_size, prot=mmap.PROT_READ))
+        return _maps[key]
 
 
 def local_chunks(job: SaveJob, receipt: Receipt) -> Iterator[memoryview]:

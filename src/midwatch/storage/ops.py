@@ -10,7 +10,9 @@ import ctypes
 import errno
 import fcntl
 import os
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 Observer = Callable[[str, str], None]
@@ -41,13 +43,20 @@ class OutputFile:
         is_direct: Past the page cache, where the file system and the alignment of what is written allow it.
         size_bytes: Of the whole file, when that is known: its room is taken at once, so that a full disk is noticed
             before the first byte and the blocks lie together. 0: it grows as it is written.
+        depth: Direct writes under way at a time. With two the disk does not wait while the next is prepared; what is
+            written must then stay as it is until ``sync`` or ``close``, and an error may come one write later.
     """
 
-    def __init__(self, path: Path, *, mode: int = 0o644, is_direct: bool = False, size_bytes: int = 0) -> None:
+    def __init__(
+        self, path: Path, *, mode: int = 0o644, is_direct: bool = False, size_bytes: int = 0, depth: int = 1
+    ) -> None:
         _notice("create", path)
         self.path = path
         self.position = 0
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        self._under_way: deque[Future[None]] = deque()
+        self._pool: ThreadPoolExecutor | None = None
+        self._depth = depth
         try:
             if size_bytes:
                 _notice("allocate", path)
@@ -56,6 +65,8 @@ class OutputFile:
         except BaseException:
             self.close()
             raise
+        if self._is_direct and depth > 1:
+            self._pool = ThreadPoolExecutor(depth, "write")
 
     @property
     def is_direct(self) -> bool:
@@ -66,34 +77,50 @@ class OutputFile:
         """Append all of ``view``; unaligned tails, and disks that refuse direct writes, go through the page cache."""
         _notice("write", self.path)
         rest = memoryview(view)
-        if self._is_direct and self.position % DIRECT_ALIGNMENT:
-            self._leave_direct()
-        while len(rest):
-            if self._is_direct and len(rest) < DIRECT_ALIGNMENT:
+        bulk = len(rest) // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT
+        if self._pool is not None and self._is_direct and bulk:
+            self._drain(self._depth - 1)
+            self._under_way.append(self._pool.submit(self._put, rest[:bulk], self.position))
+            self.position += bulk
+            rest = rest[bulk:]
+        if len(rest):
+            self._drain(0)
+            self._put(rest, self.position)
+            self.position += len(rest)
+
+    def _put(self, view: memoryview, position: int) -> None:
+        while len(view):
+            if self._is_direct and (len(view) < DIRECT_ALIGNMENT or position % DIRECT_ALIGNMENT):
                 self._leave_direct()
             # The tail alone goes through the page cache, not the megabytes before it.
-            piece = rest[: len(rest) // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT] if self._is_direct else rest
+            piece = view[: len(view) // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT] if self._is_direct else view
             try:
-                count = os.pwrite(self._fd, piece, self.position)
+                count = os.pwrite(self._fd, piece, position)
             except OSError as error:
                 if error.errno != errno.EINVAL or not self._is_direct:
                     raise
                 self._leave_direct()
                 continue
-            self.position += count
-            rest = rest[count:]
-            if self._is_direct and count % DIRECT_ALIGNMENT:
-                self._leave_direct()
+            position += count
+            view = view[count:]
 
     def _leave_direct(self) -> None:
         set_direct(self._fd, False)
         self._is_direct = False
 
+    def _drain(self, most: int) -> None:
+        """Until no more than ``most`` writes are under way. Raises what went wrong with them."""
+        while len(self._under_way) > most:
+            self._under_way.popleft().result()
+
     def sync(self) -> None:
         """Durable when it returns; after a failure the file must be thrown away, a second try would lie."""
+        self._drain(0)
         sync_file(self._fd, self.path)
 
     def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

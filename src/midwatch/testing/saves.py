@@ -58,6 +58,7 @@ class SmallRun:
         self.keep = KeepConfig()
         self.trust = TrustConfig()
         self.layouts = [LayoutCache() for _ in range(world_size)]
+        """What each rank's writer has checked before."""
         self._has_store = has_store
         self._stores: dict[int, Store] = {}
 

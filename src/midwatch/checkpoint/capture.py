@@ -148,12 +148,13 @@ def capture(
         CheckpointError: CK304 naming the path of a value that cannot be saved, CK305 for a stray optimizer.
     """
     memo = memo or Memo()
+    memo.walk.begin()
     shared = _Shared(shard, memo, foresee)
     for section, module in tracked.modules():
         shared.module(section, module)
     if optimizer:
         for section, one in tracked.optimizers():
-            shared.optimizer(section, tracked.owner_module(one), one)
+            shared.optimizer(section, _owner(tracked, one, memo.walk), one)
     for section, thing in tracked.shared():
         shared.plain(section, thing.state_dict())
     shared.state["bucket_order"] = {name: list(order.names) for name, order in tracked.orders.items() if order.names}
@@ -181,6 +182,7 @@ class _Shared:
         self._tensors = _Tensors(foresee)
         self._pinned: set[str] = set()
         self._moments: list[str] = []
+        self._memory: dict[str, Any] = {}
 
     def module(self, section: str, module: nn.Module) -> None:
         gather = not self._shard and has_sharded_parameters(module)
@@ -194,7 +196,8 @@ class _Shared:
                 self.state["module_extra"][key] = values.encode(value, key, self._tensors.leaf)
                 continue
             _check_loadable(key, value)
-            twin = first.setdefault(_identity(value), key)
+            self._memory[key] = _identity(value)
+            twin = first.setdefault(self._memory[key], key)
             if twin != key:
                 # A tied weight is written once, under its first name.
                 self.state["aliases"][key] = twin
@@ -243,7 +246,7 @@ class _Shared:
         for section, module in tracked.modules():
             for name, parameter in self._memo.walk.parameters(module).items():
                 key = f"{section}.{name}"
-                if key not in found or key in self._pinned or _identity(found[key]) != _identity(parameter):
+                if key not in found or key in self._pinned or self._memory[key] != _identity(parameter):
                     continue
                 if parameter in updated or self._is_unchanged(key, parameter):
                     yield key
@@ -258,6 +261,13 @@ class _Shared:
             return False
         before, self._memo.versions[key] = self._memo.versions.get(key), parameter._version
         return before == parameter._version
+
+
+def _owner(tracked: Tracked, optimizer: torch.optim.Optimizer, walk: StateWalk) -> nn.Module:
+    for _, module in tracked.modules():
+        if walk.owns(module, optimizer):
+            return module
+    return tracked.owner_module(optimizer)
 
 
 def _is_host_scalar(tensor: torch.Tensor) -> bool:

@@ -26,7 +26,6 @@ class Copy:
     def __init__(self, pairs: Sequence[Pair], streams: Streams) -> None:
         self._host = [pair for pair in pairs if not pair[1].is_cuda]
         self._lanes = [_Lane(stream, pairs) for stream, pairs in streams.split(pairs)]
-        self.size_bytes = sum(view.numel() * view.element_size() for view, _ in pairs)
         self.seconds = 0.0
 
     def begin(self) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +28,19 @@ _log = logging.getLogger(__name__)
 
 _TORN_ALLOWED = 2
 """Snapshots that may turn out torn before overlap is given up for the run."""
+
+
+@contextlib.contextmanager
+def _no_collection() -> Generator[None]:
+    """No garbage collection: thousands of small objects come and go here, and a full pass over a script's heap may take
+    longer than the copy."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass
@@ -78,8 +93,9 @@ class Stager:
             CheckpointError: CK304, CK305. StorageError: ST105.
         """
         began = time.perf_counter()
-        snapshot = self._capture()
-        plan = self._plan(snapshot, step)
+        with _no_collection():
+            snapshot = self._capture()
+            plan = self._plan(snapshot, step)
         arena = self._slots.take(key, plan.size_bytes)
         assert arena is not None
         figures = StageFigures(name=key[0], step=step, size_bytes=plan.size_bytes, mode="sync")

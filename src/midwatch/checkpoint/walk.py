@@ -53,6 +53,11 @@ class StateWalk:
 
     def __init__(self) -> None:
         self._known: dict[int, _Names] = {}
+        self._looked_at: set[int] = set()
+
+    def begin(self) -> None:
+        """A new save: modules may have other parts than at the last one."""
+        self._looked_at.clear()
 
     def model_state(self, module: nn.Module) -> Mapping[str, Any]:
         """What ``get_model_state_dict(module)`` returns: live tensors and extra state, by canonical name.
@@ -91,6 +96,11 @@ class StateWalk:
             names.proven_orders.append(cast("list[str]", order))
         return official
 
+    def owns(self, module: nn.Module, optimizer: Optimizer) -> bool:
+        """Whether all parameters that ``optimizer`` updates are the module's."""
+        names = self._names(module)
+        return all(names.of(p) is not None for group in optimizer.param_groups for p in group["params"])
+
     def parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Canonical name to parameter; a shared parameter appears once, under its first name."""
         return self._names(module).parameters
@@ -102,8 +112,9 @@ class StateWalk:
 
     def _names(self, module: nn.Module) -> _Names:
         names = self._known.get(id(module))
-        if names is None or not names.fits(module):
+        if names is None or (id(module) not in self._looked_at and not names.fits(module)):
             names = self._known[id(module)] = _Names(module)
+        self._looked_at.add(id(module))
         return names
 
 

@@ -79,7 +79,10 @@ def test_ls_of_nothing(tmp_path: Path) -> None:
     assert call("ls", tmp_path / "none").exit_code == 65
     assert "CK201" in call("ls", tmp_path / "none").stderr
     assert "no checkpoints" in call("ls", tmp_path).output
-    assert answer("ls", tmp_path) == (0, {"root": str(tmp_path), "newest_verified": None, "checkpoints": []})
+    assert answer("ls", tmp_path) == (
+        0,
+        {"root": str(tmp_path), "newest_verified": None, "checkpoints": [], "adopted": []},
+    )
 
 
 def test_verify_of_a_whole_run(run: Path) -> None:

@@ -1,5 +1,16 @@
 """The public face of checkpoints without torch: layout, records, listing, verification, retention, writer process."""
 
+from midwatch.checkpoint.adopt import (
+    ADOPTED_FILE,
+    Adopted,
+    adopt,
+    is_adopted,
+    list_adopted,
+    look_over,
+    read_adopted,
+    record_file,
+    verify_adopted,
+)
 from midwatch.checkpoint.board_choice import fail_save
 from midwatch.checkpoint.catalog import (
     LATEST,
@@ -75,6 +86,7 @@ from midwatch.checkpoint.verify import Problem, VerifyReport, verify_checkpoint
 from midwatch.checkpoint.writer import WRITER_MODULE, WriterClient
 
 __all__ = [
+    "ADOPTED_FILE",
     "FORMAT_VERSION",
     "ITEM_SIZES",
     "LATEST",
@@ -85,6 +97,7 @@ __all__ = [
     "SUSPECT_FILE",
     "VERIFIED_FILE",
     "WRITER_MODULE",
+    "Adopted",
     "AnyOf",
     "Best",
     "CheckpointInfo",
@@ -121,6 +134,7 @@ __all__ = [
     "VerifiedMark",
     "VerifyReport",
     "WriterClient",
+    "adopt",
     "candidates",
     "committed_names",
     "compare",
@@ -131,9 +145,12 @@ __all__ = [
     "fail_save",
     "folder_load_problems",
     "group_stats",
+    "is_adopted",
     "line_of",
+    "list_adopted",
     "list_checkpoints",
     "load_key",
+    "look_over",
     "mark_suspect",
     "move_latest",
     "newest_verified",
@@ -145,10 +162,12 @@ __all__ = [
     "policy_of",
     "proven_attempts",
     "quarantine",
+    "read_adopted",
     "read_header",
     "read_resumes",
     "read_stats",
     "receipt_file",
+    "record_file",
     "remove_checkpoint",
     "scrub",
     "sections_of",
@@ -156,5 +175,6 @@ __all__ = [
     "shard_metadata",
     "sweep_leftovers",
     "unpin_checkpoint",
+    "verify_adopted",
     "verify_checkpoint",
 ]

@@ -17,8 +17,11 @@ from midwatch.checkpoint.format import (
     SigningKey,
     VerifyReport,
     folder_load_problems,
+    is_adopted,
+    list_adopted,
     list_checkpoints,
     load_key,
+    verify_adopted,
     verify_checkpoint,
 )
 from midwatch.cli._output import exits, json_option, plain, say, show_json
@@ -95,6 +98,8 @@ def _examine_all(folders: Iterable[Path], how: _How, *, may_vanish: bool) -> Ite
 
 def _examine(folder: Path, how: _How) -> VerifyReport:
     with ByteCounter(f"reading {folder.name}") as counter:
+        if is_adopted(folder):
+            return _examine_adopted(folder, how, counter)
         report = verify_checkpoint(folder, deep=not how.quick, key=how.key, on_bytes=counter.add)
     if how.load is None or not report.is_ok or report.manifest is None:
         return report
@@ -106,6 +111,14 @@ def _examine(folder: Path, how: _How) -> VerifyReport:
     return msgspec.structs.replace(report, problems=tuple(problems))
 
 
+def _examine_adopted(folder: Path, how: _How, counter: ByteCounter) -> VerifyReport:
+    report = verify_adopted(folder, deep=not how.quick, on_bytes=counter.add)
+    if how.key is None:
+        return report
+    unsigned = Problem(code="CK109", file="", message="adopted, so nobody signed it")
+    return msgspec.structs.replace(report, problems=(*report.problems, unsigned))
+
+
 def _to_verify(place: Place, selection: str | None) -> list[Path]:
     if place.checkpoint is not None:
         return [place.checkpoint]
@@ -115,7 +128,8 @@ def _to_verify(place: Place, selection: str | None) -> list[Path]:
     listed = list_checkpoints(place.root, run_dir=place.run_dir)
     # A torn folder under a committed name has lost its manifest: that is damage, not work in progress.
     damaged = [info for info in listed if info.state == "torn" and not info.name.endswith(".partial")]
-    return [Path(info.path) for info in listed if info.state in _USABLE or info in damaged]
+    adopted = [path for path, _ in list_adopted(place.root)]
+    return [Path(info.path) for info in listed if info.state in _USABLE or info in damaged] + adopted
 
 
 def _below(place: Place, path: Path | None) -> Iterator[Path]:

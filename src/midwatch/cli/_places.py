@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from midwatch.audit import read_ledger
-from midwatch.checkpoint.format import MANIFEST_FILE, CheckpointInfo, list_checkpoints
+from midwatch.checkpoint.format import MANIFEST_FILE, CheckpointInfo, is_adopted, list_checkpoints
 from midwatch.config import load_config, read_rank_env, resolve_paths
 from midwatch.core import CheckpointError, SuperviseError, parse_checkpoint_name
 
@@ -45,6 +45,8 @@ def find_place(path: Path | None) -> Place:
         CheckpointError: CK201 nothing is there. SuperviseError: SV110 no path given and no run here.
     """
     path = path if path is not None else run_folder(None)
+    if path.exists() and is_adopted(path):
+        return Place(root=path.absolute().parent, run_dir=None, checkpoint=path.absolute())
     if not path.is_dir():
         raise CheckpointError("CK201", f"{path} is not a folder", path=str(path))
     if (path / MANIFEST_FILE).is_file() or _is_checkpoint_name(path.resolve().name):
@@ -74,6 +76,11 @@ def pick(place: Place, selection: str | None) -> CheckpointInfo | None:
     Raises:
         CheckpointError: CK201 no checkpoint of that name or step.
     """
+    if place.checkpoint is not None and is_adopted(place.checkpoint):
+        what = (
+            f"{place.checkpoint} is adopted: `midwatch ckpt verify` compares it with its record, nothing else takes it"
+        )
+        raise CheckpointError("CK201", what, path=str(place.checkpoint))
     listed = list_checkpoints(place.root, run_dir=place.run_dir)
     if place.checkpoint is not None:
         return next((info for info in listed if Path(info.path).resolve() == place.checkpoint), None)

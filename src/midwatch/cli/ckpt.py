@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from midwatch.checkpoint.format import CheckpointInfo, list_checkpoints, newest_verified
+from midwatch.checkpoint.format import Adopted, CheckpointInfo, list_adopted, list_checkpoints, newest_verified
+from midwatch.cli._ckpt_adopt import adopt_command
 from midwatch.cli._ckpt_diff import diff
 from midwatch.cli._ckpt_export import export
 from midwatch.cli._ckpt_pin import pin, unpin
@@ -32,7 +33,7 @@ def command() -> None:
     """
 
 
-for _verb in (verify, show, diff, prune, pin, unpin, export):
+for _verb in (verify, show, diff, prune, pin, unpin, export, adopt_command):
     command.add_command(_verb)
 
 
@@ -47,16 +48,34 @@ def ls(path: Path | None, is_json: bool) -> None:
     place = find_place(path)
     listed = list_checkpoints(place.root, run_dir=place.run_dir)
     newest = newest_verified(place.root, run_dir=place.run_dir)
+    adopted = list_adopted(place.root)
     if is_json:
-        show_json({"root": str(place.root), "newest_verified": newest and newest.name, "checkpoints": listed})
+        document = {"root": str(place.root), "newest_verified": newest and newest.name, "checkpoints": listed}
+        show_json({**document, "adopted": [_adopted_json(path, record) for path, record in adopted]})
         return
-    if not listed:
+    if not listed and not adopted:
         say(f"no checkpoints in {plain(place.root)}")
         return
     table(
         ("", "name", "state", "step", "attempt", "size", "loss", "config", "written (UTC)", "remark"),
-        [_row(info, is_newest=newest is not None and info.path == newest.path) for info in listed],
+        [_row(info, is_newest=newest is not None and info.path == newest.path) for info in listed]
+        + [_adopted_row(path, record) for path, record in adopted],
     )
+
+
+def _adopted_json(path: Path, record: Adopted | None) -> dict[str, object]:
+    if record is None:
+        return {"name": path.name, "path": str(path), "kind": None}
+    facts = {"kind": record.kind, "step": record.step, "size_bytes": record.size_bytes}
+    return {"name": path.name, "path": str(path), **facts, "adopted_ns": record.adopted_ns}
+
+
+def _adopted_row(path: Path, record: Adopted | None) -> tuple[object, ...]:
+    if record is None:
+        return "", path.name, "adopted", "", "", "", "", "", "", "its record is damaged"
+    step = "" if record.step is None else record.step
+    written = when(record.adopted_ns)[:19]
+    return "", path.name, "adopted", step, "", format_bytes(record.size_bytes), "", "", written, record.kind
 
 
 def _row(info: CheckpointInfo, *, is_newest: bool) -> tuple[object, ...]:
@@ -116,7 +135,7 @@ def _show_missing(place: Place, selection: str, error: CheckpointError, *, is_js
     if is_json:
         show_json({**error.as_dict(), "history": history})
     else:
-        say(f"[{error.code}] {plain(error.message)}: never saved, or removed by checkpoint.keep_last", fg="red")
+        say(f"[{error.code}] {plain(error.message)}: never saved, or removed by the rules of checkpoint.keep", fg="red")
         for line in history:
             say(f"  {plain(line)}")
     sys.exit(EXIT_DATA)

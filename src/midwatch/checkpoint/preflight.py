@@ -18,8 +18,7 @@ import msgspec
 
 from midwatch.checkpoint.catalog import list_checkpoints
 from midwatch.core import StorageError, format_bytes
-from midwatch.storage import Space, as_storage_error, free_space, ops
-from midwatch.storage.space import NEED_INODES, RESERVE_BYTES
+from midwatch.storage import NEED_INODES, RESERVE_BYTES, Space, as_storage_error, free_space, ops
 
 _log = logging.getLogger(__name__)
 

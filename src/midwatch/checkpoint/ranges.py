@@ -14,8 +14,7 @@ from midwatch.checkpoint.image import ITEM_SIZES, ShardHeader, TensorEntry, Tens
 from midwatch.checkpoint.manifest import MANIFEST_FILE, Manifest, Receipt, decode_manifest, decode_receipt, receipt_file
 from midwatch.checkpoint.verify import verify_checkpoint
 from midwatch.core import CheckpointError
-from midwatch.storage import chunk_digest
-from midwatch.storage.reading import open_regular
+from midwatch.storage import chunk_digest, open_regular
 
 
 class CheckedShard:

@@ -30,11 +30,13 @@ from midwatch.storage.hashing import (
 )
 from midwatch.storage.pace import Pace
 from midwatch.storage.reading import open_regular, read_chunks, read_regular, read_uncached
-from midwatch.storage.space import Space, as_storage_error, check_space, free_space
+from midwatch.storage.space import NEED_INODES, RESERVE_BYTES, Space, as_storage_error, check_space, free_space
 
 __all__ = [
     "CHUNK_BYTES",
     "FAST_KIND",
+    "NEED_INODES",
+    "RESERVE_BYTES",
     "AttemptClaim",
     "Fence",
     "Holder",

@@ -145,7 +145,9 @@ def test_an_exchanged_part_is_noticed() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     walk = StateWalk()
     for _ in range(2):
+        walk.begin()
         walk.model_state(model)
+    walk.begin()
     model[1] = torch.compile(nn.Linear(3, 3), backend="eager")
     model[0].weight = nn.Parameter(torch.ones(3, 3))
     for _ in range(2):

@@ -23,9 +23,13 @@ _LOST = {
 def missing_parts(tracked: Tracked, config: CheckpointConfig) -> dict[str, str]:
     """Part to consequence, of everything that is neither saved nor absent on purpose."""
     absent: frozenset[str] = frozenset(config.absent_on_purpose)
-    missing = {part: lost for part, lost in _LOST.items() if getattr(tracked, part) is None and part not in absent}
-    if not config.save_optimizer and tracked.optimizer is not None:
-        missing["optimizer"] = f"checkpoint.save_optimizer is false: {_LOST['optimizer']}"
+    missing: dict[str, str] = {}
+    for part, lost in _LOST.items():
+        if getattr(tracked, part) is None:
+            if part not in absent:
+                missing[part] = lost
+        elif part == "optimizer" and not config.save_optimizer:
+            missing[part] = f"checkpoint.save_optimizer is false: {lost}"
     return missing
 
 

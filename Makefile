@@ -29,12 +29,12 @@ $(VENV)/.torch-installed: $(VENV)/.venv-made pyproject.toml constraints.txt
 
 $(VENV)/.dev-installed: $(VENV)/.torch-installed
 	@echo "installing the development tools into $(VENV)"
-	$(PIP) -c constraints.txt -e '.[torch,dev]'
+	$(PIP) -c constraints.txt -e '.[torch,dev,sign]'
 	@touch $@
 
 $(VENV)/.e2e-installed: $(VENV)/.dev-installed
 	@echo "installing what the end-to-end tests need into $(VENV)"
-	$(PIP) -c constraints.txt -e '.[torch,dev,e2e]'
+	$(PIP) -c constraints.txt -e '.[torch,dev,sign,e2e]'
 	@touch $@
 
 demo: $(VENV)/.torch-installed

@@ -138,4 +138,6 @@ def test_statistics_of_another_checkpoint_are_not_taken(tree: Path) -> None:
     write_stats(folder(tree, "one", 20))
     source = folder(tree, "one", 20) / stats_file(0)
     (folder(tree, "one", 10) / stats_file(0)).write_bytes(source.read_bytes())
-    assert answer("show", tree / "one", 10)[1]["statistics"]["groups"] == []
+    statistics = answer("show", tree / "one", 10)[1]["statistics"]
+    assert statistics["tensors"]["model.weight"]["count"] == 900, "rank 1's own"
+    assert stats_file(0) in statistics["notes"][0]

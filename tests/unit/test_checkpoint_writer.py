@@ -47,6 +47,7 @@ def test_saves_one_after_the_other(run: SmallRun) -> None:
         (step, state) for step in (10, 20) for state in ("persisted", "committed", "verified")
     ]
     assert psutil.Process(client.pid).nice() == NICE
+    assert psutil.Process(client.pid).ionice().value == 7
     assert client.close(5.0) == []
     assert not client.is_alive
     assert newest_verified(run.root).step == 20

@@ -8,6 +8,7 @@ once, whatever it was doing.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import queue
 import signal
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from midwatch.checkpoint.jobs import FrameBuffer, SaveEvent, SaveJob, encode_frame, write_all
 from midwatch.checkpoint.manifest import Receipt
@@ -26,7 +28,10 @@ from midwatch.checkpoint.pipeline import Progress, save_first_tier, upload
 from midwatch.checkpoint.scrubber import Scrubber
 
 NICE = 10
-"""Training's own processes come first for the CPU; hashing and copying use what is left."""
+"""Hashing and copying use what training leaves of the CPU."""
+
+LOWEST_OF_BEST_EFFORT = 7
+"""The idle class would starve: a save must end even beside a training script that never stops reading."""
 
 _Upload = tuple[SaveJob, Receipt, Progress]
 
@@ -83,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--store-attempt", type=int, default=0)
     options = parser.parse_args(arguments)
     follow_parent(options.parent)
-    os.nice(NICE)
+    _step_back()
     # A stop request reaches the whole process group; the last save must survive it. The end comes by stdin or SIGKILL.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -93,6 +98,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _open_store(options.store_fd, options.store_token, options.store_run, options.store_attempt)
     _serve(writer)
     return 0
+
+
+def _step_back() -> None:
+    """Training's own processes come first, for the CPU and for the disk."""
+    os.nice(NICE)
+    # In a container the call may be forbidden, and not every disk scheduler heeds it: it is a wish.
+    with contextlib.suppress(psutil.Error, OSError):
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, LOWEST_OF_BEST_EFFORT)
 
 
 def _open_store(fd: int, token_file: Path, run: str, attempt: int) -> None:

@@ -220,7 +220,7 @@ _UNTOUCHED = {
     "committed": "not verified: fills no place",
     "torn": "being written, or torn: the next attempt's janitor decides",
     "quarantined": "quarantined: never deleted",
-    "fenced": "fenced: a person decides",
+    "fenced": "fenced: the janitor takes it once something newer is verified",
 }
 
 

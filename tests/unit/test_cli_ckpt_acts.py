@@ -163,6 +163,20 @@ def test_a_removal_that_the_disk_refuses_is_named_and_the_rest_stays(run: Path) 
     assert [data["pruned"] for _, data in by_hand(run)] == [[name(10)]]
 
 
+def test_what_the_run_removed_meanwhile_is_no_error(run: Path) -> None:
+    def race(operation: str, path: str) -> None:
+        if operation == "rename" and name(10) in path:
+            shutil.rmtree(folder(run, 20))
+
+    ops.set_observer(race)
+    try:
+        assert call("prune", run).exit_code == 0
+    finally:
+        ops.set_observer(None)
+    assert left(run) == [30, 40]
+    assert [data["pruned"] for _, data in by_hand(run)] == [[name(10)]]
+
+
 def test_two_at_once_do_not_mix_their_records(run: Path) -> None:
     with Ledger(run / "ledger" / "by-hand.jsonl", run="r20250101-00000000"):
         assert call("prune", run).exit_code == 73

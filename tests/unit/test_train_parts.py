@@ -14,11 +14,11 @@ torch = pytest.importorskip("torch")
 
 from midwatch.audit import Journal, read_journal  # noqa: E402
 from midwatch.checkpoint import ControlGroup  # noqa: E402
-from midwatch.config import RankEnv  # noqa: E402
+from midwatch.config import Config, RankEnv, resolve_paths  # noqa: E402
 from midwatch.core import CheckpointError, ConfigError  # noqa: E402
 from midwatch.pulse import Flag  # noqa: E402
 from midwatch.train.metrics import MetricLog  # noqa: E402
-from midwatch.train.settings import load_settings  # noqa: E402
+from midwatch.train.settings import fix_paths, load_settings  # noqa: E402
 from midwatch.train.signals import Signals  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -55,6 +55,15 @@ def test_a_value_told_for_an_inner_table_leaves_the_scripts_others_alone(tmp_pat
     config = load_settings(script, RankEnv(config_path=tmp_path / "told.json"))
     assert (config.checkpoint.keep.best, config.checkpoint.keep.every_steps) == (3, 1000)
     assert config.train == {"opt": {"eps": 1.0, "name": "sgd"}}
+
+
+def test_the_signing_key_is_found_after_a_chdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KEYS", "secret")
+    config = load_settings({"checkpoint": {"trust": {"signing_key": "$KEYS/key"}}}, RankEnv())
+    fixed = fix_paths(config.checkpoint, resolve_paths(config, RankEnv()))
+    assert fixed.trust.signing_key == str(tmp_path / "secret" / "key")
+    assert fix_paths(Config().checkpoint, resolve_paths(Config(), RankEnv())).trust.signing_key == ""
 
 
 def test_a_misspelt_key_is_refused() -> None:

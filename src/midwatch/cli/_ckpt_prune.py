@@ -103,6 +103,8 @@ def _carry_out(place: Place, plan: RetentionPlan, fence: Fence) -> None:
         for name in plan.doomed:
             # A new attempt may be choosing where to resume from: the plan did not know of it.
             fence.check()
+            if not (place.root / name).is_dir():
+                continue  # the run itself was quicker
             remove_checkpoint(place.root, name)
             recorder.record("checkpoint.pruned", **facts(name, steps[name], pruned=[name]))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from midwatch.checkpoint.format import list_checkpoints
+from midwatch.checkpoint.format import list_checkpoints, places_of
 from midwatch.cli._checks import Finding, examine
 from midwatch.cli._output import exits, json_option, plain, say, show_json
 from midwatch.config import load_config, read_rank_env, resolve_paths
@@ -45,7 +45,7 @@ def command(
     run_dir = run.absolute() if run is not None else paths.run_dir
     checkpoints = paths.checkpoint_dir if config.checkpoint.dir else run_dir / "checkpoints"
     size = int(model_params * BYTES_PER_PARAM) if model_params else _newest_size(checkpoints, run_dir)
-    keep_last = config.checkpoint.keep_last
+    keep_last = places_of(config.checkpoint.keep_last, config.checkpoint.keep)
     findings = list(examine(run_dir, checkpoints, checkpoint_bytes=size, keep_last=keep_last))
     is_ok = all(finding.state != "problem" for finding in findings)
     if is_json:

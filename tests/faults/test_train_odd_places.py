@@ -28,14 +28,18 @@ def train(
     *,
     each: Callable[[int], Any] = lambda _step: None,
     mode: Any = "auto",
+    params: dict[str, Any] | None = None,
+    path: Path | None = None,
+    accept: str = "",
     **checkpoint: Any,
 ) -> int:
     """A small run in this process, saved after every second step; returns its first step."""
     model = torch.nn.Linear(2, 2)
-    run = midwatch.attach({"run": {"dir": str(run_dir)}, "checkpoint": {"interval": 2, **checkpoint}})
+    settings = {"run": {"dir": str(run_dir)}, "checkpoint": {"interval": 2, **checkpoint}}
+    run = midwatch.attach(settings, params=params)
     try:
         run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), data=torch.nn.Identity())
-        start = run.resume(mode)
+        start = run.resume(mode, path, accept=accept)
         for step in run.steps(start, steps):
             each(step)
     finally:
@@ -153,3 +157,60 @@ def test_a_local_checkpoint_that_was_not_uploaded_yet_is_resumed_from(tmp_path: 
     train(tmp_path / "run", 5, local_dir=local)
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000004-a0001")
     assert train(tmp_path / "run", 7, local_dir=local) == 5
+
+
+def events(run_dir: Path, attempt: int, event: str) -> list[dict[str, Any]]:
+    lines = read_ledger(run_dir / "ledger" / f"a{attempt:04d}-r00000.jsonl")
+    return [line.data for line in lines if line.event == event]
+
+
+def test_another_learning_rate_needs_a_reason_and_the_reason_is_in_the_ledger(tmp_path: Path) -> None:
+    train(tmp_path, 3, params={"lr": 0.1})
+    with pytest.raises(MidwatchError) as caught:
+        train(tmp_path, 5, params={"lr": 0.05})
+    assert caught.value.code == "CK207"
+    assert train(tmp_path, 5, params={"lr": 0.05}, resume={"accept": "spike at step 2"}) == 3
+    (accepted,) = events(tmp_path, 3, "resume.accepted")
+    assert accepted["reason"] == "spike at step 2"
+    assert events(tmp_path, 3, "resume.config_changed")
+    # From here on the new one is the run's; the reason is not used again, nor needed.
+    assert train(tmp_path, 7, params={"lr": 0.05}, resume={"accept": "spike at step 2"}) == 5
+    assert not events(tmp_path, 4, "resume.accepted")
+    assert train(tmp_path, 9, params={"lr": 0.05}) == 7
+
+
+def test_a_fresh_start_on_purpose_is_on_record_and_stays_one_after_a_crash(tmp_path: Path) -> None:
+    train(tmp_path, 5)
+
+    def crash(_step: int) -> None:
+        raise RuntimeError("before the first save")
+
+    with pytest.raises(RuntimeError):
+        train(tmp_path, 5, mode="never", each=crash)
+    (fresh,) = events(tmp_path, 2, "run.started_fresh")
+    assert fresh["passed_over"] == ["step-00000002-a0001", "step-00000004-a0001"]
+    assert train(tmp_path, 3) == 0
+    assert train(tmp_path, 5) == 3
+    assert (tmp_path / "checkpoints" / "latest").readlink().name == "step-00000004-a0004"
+
+
+def test_an_abandoned_branch_does_not_come_back_after_a_crash_before_the_first_save(tmp_path: Path) -> None:
+    """The step back is remembered although the attempt that took it saved nothing."""
+    train(tmp_path, 9)
+
+    def crash(_step: int) -> None:
+        raise RuntimeError("before the first save")
+
+    with pytest.raises(RuntimeError):
+        train(tmp_path, 9, path=tmp_path / "checkpoints" / "step-00000006-a0001", each=crash)
+    assert train(tmp_path, 11) == 7
+    assert (tmp_path / "checkpoints" / "latest").readlink().name == "step-00000010-a0003"
+
+
+def test_a_resume_at_the_last_step_ends_and_does_not_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Megatron-LM#1310."""
+    train(tmp_path, 5)
+    for attempt in (2, 3):
+        assert train(tmp_path, 5, each=lambda step: pytest.fail(f"step {step} again")) == 5
+        assert "nothing left to train" in capsys.readouterr().out
+        assert events(tmp_path, attempt, "run.finished")

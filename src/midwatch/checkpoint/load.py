@@ -194,8 +194,11 @@ class VerifyingReader(StorageReader):
         return Shard(self.folder / receipt.file, receipt)
 
     def _read_state(self, shard: Shard) -> dict[str, Any]:
-        size = header_size(shard.read_verified(0, 8))
-        text = parse_header(shard.read_verified(0, size)).metadata.get("midwatch.state", "{}")
+        # One chunk is read whatever is asked of it, and the header rarely needs more than that.
+        head = shard.read_verified(0, min(shard.receipt.chunk_bytes, shard.receipt.size_bytes))
+        size = header_size(head[:8])
+        head = head[:size] if size <= len(head) else shard.read_verified(0, size)
+        text = parse_header(head).metadata.get("midwatch.state", "{}")
         try:
             state = msgspec.convert(values.loads(text), _State)
             msgspec.convert(state.shared, _SharedTables)

@@ -230,6 +230,7 @@ def test_memory_and_threads_stay_the_same_over_many_saves(tmp_path: Path, overla
         ({"save_s": 0.11, "copy_s": 0.1}, ""),
         ({"save_s": 2.0, "waited_s": 1.5, "copy_s": 0.1}, "still being written"),
         ({"save_s": 2.0, "copy_s": 1.9}, "10.0 GB/s probed"),
+        ({"save_s": 2.0, "memory_s": 1.5, "copy_s": 0.1}, "prewarm"),
         ({"save_s": 2.0, "capture_s": 1.5, "copy_s": 0.1}, "state_dict"),
         ({"save_s": 0.01, "copy_s": 3.0, "guard_s": 2.9, "mode": "overlap"}, "optimizer step"),
         ({"save_s": 0.1, "books_s": 4.0}, "ledger"),

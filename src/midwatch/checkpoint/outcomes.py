@@ -32,12 +32,14 @@ class StageFigures(msgspec.Struct, kw_only=True):
     """All of ``save``."""
     capture_s: float = 0.0
     """Walking the state and planning the file."""
+    memory_s: float = 0.0
+    """Taking or growing staging memory, where it was not there yet."""
     copy_s: float = 0.0
     """Of all bytes; with overlap most of it passed while training went on."""
     waited_s: float = 0.0
     """For a free slot."""
     guard_s: float = 0.0
-    """Of optimizer steps that waited for the copy."""
+    """Of optimizer steps (or whatever else had to) that waited for the copy."""
     books_s: float = 0.0
     """Ledger lines about saves since the last ``checkpoint.staged``."""
 
@@ -177,13 +179,14 @@ class Outcomes:
 
 
 def _why_slow(figures: StageFigures, probed_bytes_s: float) -> str:
-    plain_s = figures.size_bytes / probed_bytes_s if probed_bytes_s else 0.0
+    plain_s = figures.size_bytes / probed_bytes_s if probed_bytes_s else figures.copy_s
     if figures.stall_s < _SLOW_FROM_S or figures.stall_s < _SLOW * plain_s:
         return ""
     copy_s = figures.copy_s if figures.mode == "sync" else 0.0
     parts = {
         "the save before was still being written": figures.waited_s,
         f"the copy ran below the {probed_bytes_s / 1e9:.1f} GB/s probed at the start": copy_s,
+        "staging memory had to be taken first (prewarm takes it before training)": figures.memory_s,
         "collecting the state took long (state_dict of what is tracked)": figures.capture_s,
         "an optimizer step came before the copy was over": figures.guard_s,
         "the ledger's disk is slow": figures.books_s,

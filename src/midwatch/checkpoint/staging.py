@@ -96,10 +96,11 @@ class Stager:
         with _no_collection():
             snapshot = self._capture()
             plan = self._plan(snapshot, step)
+        planned = time.perf_counter()
         arena = self._slots.take(key, plan.size_bytes)
         assert arena is not None
         figures = StageFigures(name=key[0], step=step, size_bytes=plan.size_bytes, mode="sync")
-        figures.capture_s = time.perf_counter() - began
+        figures.capture_s, figures.memory_s = planned - began, time.perf_counter() - planned
         staged = Staged(plan, snapshot, arena, figures)
         views = arena.lay_out(plan)
         later = self._deferrable(snapshot)

@@ -71,7 +71,8 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, args.steps))
     loader = ShuffledWindows(read_text(), config.context, args.batch, args.seed, rank, world_size)
 
-    params = {"peak_lr": PEAK_LR, "batch": args.batch, "steps": args.steps, "seed": args.seed}
+    # What makes another experiment of it, and so not the number of steps: a run may be made longer.
+    params = {"peak_lr": PEAK_LR, "batch": args.batch, "seed": args.seed}
     run = midwatch.attach(args.config, params=params)  # (1)
     run.track(model=model, optimizer=optimizer, scheduler=scheduler, data=loader)  # (2)
     start = run.resume(path=args.resume_from)  # (3)

@@ -12,9 +12,12 @@ from click.testing import CliRunner, Result
 
 from midwatch.audit import Ledger, ensure_run
 from midwatch.checkpoint.format import mark_suspect, quarantine
+from midwatch.checkpoint.lineage import ResumeRecord, write_resume
+from midwatch.cli._places import Place
+from midwatch.cli._why_not import judge_all
 from midwatch.cli.main import main
 from midwatch.core import NullRecorder
-from midwatch.storage import claim_attempt
+from midwatch.storage import canonical_json, claim_attempt, sha256_hex
 from midwatch.testing import corrupt
 from midwatch.testing.saves import SmallRun
 
@@ -209,6 +212,58 @@ def test_why_not_suspect(run: Path) -> None:
     mark_suspect(run / "checkpoints", folder(run, 30).name, "loss spike")
     assert "suspect" in why(run, 30)[1]["why"]
     assert why(run, 20)[1]["would_resume"]
+
+
+def test_why_not_abandoned(run: Path) -> None:
+    write_resume(run, ResumeRecord(attempt=2, name=folder(run, 20).name, outcome="loaded", is_rewind=True))
+    code, abandoned = why(run, 30)
+    assert code == 65
+    assert "abandoned: attempt 2 went back to an older one" in abandoned["why"]
+    assert why(run, 20)[1]["would_resume"]
+
+
+def test_why_not_tried_too_often(run: Path) -> None:
+    for attempt in (2, 3, 4, 5):
+        write_resume(run, ResumeRecord(attempt=attempt, name=folder(run, 30).name, outcome="loaded"))
+    code, worn = why(run, 30)
+    assert code == 65
+    assert worn["code"] == "CK208"
+    assert "attempts 2, 3, 4, 5 began from it" in worn["why"]
+    assert why(run, 20)[1]["would_resume"]
+    for step in (10, 20):
+        shutil.rmtree(folder(run, step))
+    assert "once more after attempts 2, 3, 4, 5" in why(run, 30)[1]["why"]
+
+
+def test_why_not_of_another_configuration(run: Path) -> None:
+    with Ledger(run / "ledger" / "a0002-r00000.jsonl", run="r", attempt=2, rank=0) as ledger:
+        ledger.record("run.attached", config_hash="another")
+    path = folder(run, 30) / "MANIFEST.json"
+    manifest = {**json.loads(path.read_bytes()), "config_hash": "mine", "digest": "", "signature": ""}
+    path.write_bytes(canonical_json({**manifest, "digest": sha256_hex(canonical_json(manifest))}) + b"\n")
+    code, other = why(run, 30)
+    assert code == 65
+    assert other["code"] == "CK207"
+    assert "the last attempt had another" in other["why"]
+
+
+def test_why_not_unsigned(run: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("correct horse battery staple")
+    key.chmod(0o600)
+    code, document = answer("why-not", run, 30, "--key", key)
+    assert code == 65
+    assert document["checkpoints"][0]["code"] == "CK109"
+
+
+def test_why_not_in_a_node_local_folder_looks_at_the_shards_that_are_there(run: Path, tmp_path: Path) -> None:
+    near = tmp_path / "near"
+    shutil.copytree(folder(run, 30), near / folder(run, 30).name)
+    (near / folder(run, 30).name / "rank-00001.safetensors").unlink()
+    place = Place(root=near, run_dir=run)
+    ((found, _),) = judge_all(place, deep=True)
+    assert found.would_resume
+    assert "if every node has its part of it" in found.why
 
 
 def test_why_not_of_another_run(run: Path) -> None:

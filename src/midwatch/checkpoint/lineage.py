@@ -102,18 +102,24 @@ class Lineage:
             return self._abandoned_by(checkpoint, before=root.attempt)
         return 0
 
-    def failed_attempts(self, name: str, proven: Collection[int], *, before: int) -> list[int]:
-        """The attempts ahead of ``before`` that began from this checkpoint and came to nothing.
+    def failed_attempts(self, name: str, proven: Collection[int], *, before: int | None = None) -> list[int]:
+        """The attempts that began from this checkpoint and came to nothing.
 
         Args:
             proven: Attempts that made a verified checkpoint; whoever began from this one before them has shown that
                 it can be trained on.
+            before: The attempt that asks, which does not count itself; None: all.
         """
         newest = max(proven, default=0)
+        fruitless = {
+            attempt: record
+            for attempt, record in sorted(self._records.items())
+            if attempt > newest and (before is None or attempt < before)
+        }
         return [
             attempt
-            for attempt, record in sorted(self._records.items())
-            if newest < attempt < before and record.name == name and not record.run and record.outcome != "refused"
+            for attempt, record in fruitless.items()
+            if record.name == name and not record.run and record.outcome != "refused"
         ]
 
 

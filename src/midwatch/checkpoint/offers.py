@@ -125,7 +125,7 @@ class Offers:
             if self._is_passed_over(info, candidate):
                 continue
             self._begin(info, candidate, differs)
-            return candidate
+            return self._with_signed_mark(candidate)
         if "CK109" in self._passed.values():
             names = ", ".join(name for name, code in self._passed.items() if code == "CK109")
             raise CheckpointError("CK109", f"no checkpoint is signed with this run's key: {names}")
@@ -198,6 +198,13 @@ class Offers:
         if fault and self._wish.path:
             raise CheckpointError("CK109", f"{candidate.folder}: {fault}", checkpoint=candidate.name)
         return fault
+
+    def _with_signed_mark(self, candidate: Candidate) -> Candidate:
+        """With a key, a mark that it did not sign is no mark: such a checkpoint is read in full first."""
+        if self._key is None or not candidate.is_verified:
+            return candidate
+        report = verify_checkpoint(Path(candidate.folder), deep=False, ranks=(), key=self._key)
+        return msgspec.structs.replace(candidate, is_verified=report.mark == "valid")
 
     def _worn_out(self, info: CheckpointInfo) -> list[int]:
         """The attempts that speak against it; empty when it may be tried."""

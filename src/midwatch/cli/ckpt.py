@@ -7,7 +7,14 @@ from pathlib import Path
 
 import click
 
-from midwatch.checkpoint.format import Adopted, CheckpointInfo, list_adopted, list_checkpoints, newest_verified
+from midwatch.checkpoint.format import (
+    Adopted,
+    CheckpointInfo,
+    list_adopted,
+    list_checkpoints,
+    load_key,
+    newest_verified,
+)
 from midwatch.cli._ckpt_adopt import adopt_command
 from midwatch.cli._ckpt_diff import diff
 from midwatch.cli._ckpt_export import export
@@ -90,14 +97,15 @@ def _row(info: CheckpointInfo, *, is_newest: bool) -> tuple[object, ...]:
 
 @command.command(
     "why-not",
-    epilog=exits(65, e65="the one named, or every one, would not be resumed from")
+    epilog=exits(65, 78, e65="the one named, or every one, would not be resumed from", e78="the key cannot be used")
     + " Examples: midwatch ckpt why-not RUN; midwatch ckpt why-not RUN 500",
 )
 @_path
 @_selection
 @click.option("--quick", is_flag=True, help="Do not read the tensors: a damaged one may pass.")
+@click.option("--key", metavar="FILE", default="", help="The run's signing key.")
 @json_option
-def why_not(path: Path | None, selection: str | None, quick: bool, is_json: bool) -> None:
+def why_not(path: Path | None, selection: str | None, quick: bool, key: str, is_json: bool) -> None:
     """Say of each checkpoint, or of the one named, whether a resume would take it, and if not, why.
 
     PATH is a run folder, a folder of checkpoints or one checkpoint; without it, the run folder configured here.
@@ -108,7 +116,7 @@ def why_not(path: Path | None, selection: str | None, quick: bool, is_json: bool
     except CheckpointError as error:
         _show_missing(place, str(selection), error, is_json=is_json)
         return
-    answers = judge_all(place, deep=not quick)
+    answers = judge_all(place, deep=not quick, key=load_key(key) if key else None)
     shown = [answer for answer, info in answers if chosen is None or info.path == chosen.path]
     if is_json:
         show_json({"root": str(place.root), "checkpoints": shown})

@@ -88,7 +88,6 @@ INNER = {
 """Who still reaches past a room's door, and to what; to become shorter, never longer."""
 
 WALL_CLOCK = {
-    "checkpoint/saver.py",
     "cli/_checks.py",  # examines this host's clock
     "supervise/coordinator.py",
     "supervise/prepare.py",

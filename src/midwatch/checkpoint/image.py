@@ -47,7 +47,7 @@ ITEM_SIZES = {
 """Bytes per element of each safetensors dtype we write."""
 
 
-class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
+class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A tensor, or this rank's part of one. ``offsets`` is where the part begins in the global tensor."""
 
     key: str
@@ -61,7 +61,7 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
         return math.prod(self.shape) * ITEM_SIZES[self.dtype]
 
 
-class TensorEntry(TensorSpec, frozen=True, kw_only=True):
+class TensorEntry(TensorSpec, frozen=True, kw_only=True, gc=False):
     """A spec with its place: ``begin`` and ``end`` count from the start of the data area, not of the file."""
 
     begin: int

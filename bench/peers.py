@@ -1,4 +1,4 @@
-"""Where the other checkpoint libraries are: in a folder of their own, on the path of the peers' child processes only."""
+"""Where the other checkpoint libraries are: a folder of their own, on the path of the processes that use them only."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ Each trial does one thing to one checkpoint (about 10 MB, parameters and AdamW) 
 newest that the format itself calls complete; midwatch by ``resume``. A cell counts what came of its trials:
 
     harmless       the damage hit nothing that matters: the newest state, bit for bit
-    recovered      the state of a step that was saved, bit for bit, without a hand; after damage: an older one, and it was
-                   said why
+    recovered      a saved state, bit for bit, without a hand; after damage: an older one, and it was said why
     detected       an error, nothing wrong handed out; the user has to find an older one that is good
     died           the loading process died of it (SIGBUS of a mapped file) or hung
     older          an older state without a word about the newer one

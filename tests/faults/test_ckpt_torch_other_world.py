@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import warnings
 from pathlib import Path
 from typing import Any
@@ -210,3 +211,24 @@ def fall_back_together(rank: int, world_size: int, run_dir: str) -> Any:
 def test_all_ranks_fall_back_together_when_one_shard_is_damaged(tmp_path: Path) -> None:
     results = run_world(fall_back_together, 2, tmp_path / "w", str(tmp_path / "run"))
     assert results == [["step-00000001-a0001", [NAME]]] * 2
+
+
+def draw(rank: int, world_size: int, run_dir: str, is_saving: bool) -> list[float]:
+    training = Training("ddp", rank, world_size)
+    ckpt = checkpointer(rank, world_size, run_dir)
+    ckpt.track(**training.tracked)
+    if is_saving:
+        random.seed(50 + rank)
+        torch.manual_seed(60 + rank)
+        ckpt.save(3)
+    else:
+        ckpt.resume("must")
+    ckpt.close()
+    return [*torch.rand(4).tolist(), random.random()]
+
+
+def test_each_rank_gets_its_own_random_numbers_back_and_not_rank_zeros(tmp_path: Path) -> None:
+    """miles PR 3187."""
+    wanted = run_world(draw, 2, tmp_path / "save", str(tmp_path / "run"), True)
+    assert wanted[0] != wanted[1]
+    assert run_world(draw, 2, tmp_path / "load", str(tmp_path / "run"), False) == wanted

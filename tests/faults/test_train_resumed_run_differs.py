@@ -12,7 +12,7 @@ from torch_models import Training, buffers_sha256, plain_loop
 from torch_worlds import run_world
 
 import midwatch
-import midwatch.checkpoint.checkpointer as checkpointer_module
+import midwatch.checkpoint.loading as loading_module
 
 pytestmark = [pytest.mark.torch, pytest.mark.procs]
 
@@ -53,7 +53,7 @@ def undisturbed_then_killed(rank: int, world_size: int, kind: str, run_dir: str,
 def resumed(rank: int, world_size: int, kind: str, run_dir: str, with_replay: bool) -> dict[str, Any]:
     training = Training(kind, rank, world_size)
     if not with_replay:
-        checkpointer_module.replay_order = lambda *_: True
+        loading_module.replay_order = lambda *_: True
     run = midwatch.attach(settings(run_dir))
     run.track(**training.tracked)
     start = run.resume("must")

@@ -5,13 +5,15 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint types contracts unit e2e bench accept clean
+.PHONY: help demo test lint types contracts unit e2e bench bench-checkpoint bench-trust peers accept clean
 help:
 	@echo "make demo    a training run survives five injected faults, bit for bit (under 5 minutes after installing)"
 	@echo "make test    lint, types, contracts, docs, logic (under 15 minutes on 2 cores)"
 	@echo "make e2e     a real Slurm cluster of three nodes, a real browser; needs root on Debian (10 minutes on 2 cores)"
 	@echo "make accept  the figures the project promises, measured here"
 	@echo "make bench   side by side with other launchers"
+	@echo "make bench-checkpoint   what checkpoints cost, beside other libraries (12 minutes on 2 quiet cores)"
+	@echo "make bench-trust        damage and crashes: what each format makes of them (8 minutes on 2 quiet cores)"
 	@echo "make lint    ruff only"
 
 # A stamp per set of extras; the Makefile is a prerequisite so that a changed set re-installs.
@@ -63,6 +65,16 @@ accept: $(VENV)/.dev-installed
 
 bench: $(VENV)/.dev-installed
 	$(BIN)/python bench/faults.py compare
+
+# What the checkpoint benchmarks compare with: in a folder of their own, without dependencies, so that PyTorch stays.
+peers: $(VENV)/.dev-installed
+	$(BIN)/python bench/peers.py
+
+bench-checkpoint: peers
+	$(BIN)/python bench/checkpoint.py
+
+bench-trust: peers
+	$(BIN)/python bench/trust.py
 
 clean:
 	rm -rf $(VENV) build dist demo-out bench/out

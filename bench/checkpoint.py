@@ -14,6 +14,7 @@ the other, each in a fresh process, the next round starts over: what is compared
     memory   what saving takes beside the state, over the process tree (PSS), with one and with two slots
     load     verified against unverified, safetensors and dcp.load, into tensors that exist, from the page cache
     loop     two DDP ranks that save every ten steps against the same loop that never saves
+    planning the work of rank 0 for a save of many simulated ranks: planning.py, with bars of its own
 
 The exit code is 0 only if every bar holds. With a small --params-m fixed costs weigh more: that only checks that
 everything runs.
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -34,7 +36,7 @@ import peers
 from checkpoint_children import Result, run_case, run_loop, sweep
 
 OUT = Path(__file__).parent / "out"
-FIGURES = ("stall", "durable", "overlap", "first", "memory", "load", "loop")
+FIGURES = ("stall", "durable", "overlap", "first", "memory", "load", "loop", "planning")
 VARIANTS = ("never", "midwatch", "midwatch overlapped", "DCP async", "DCP async, reused stager", "torchsnapshot")
 CASES: dict[str, tuple[str, ...]] = {
     "stall": ("stall", "dcp-default", "dcp-reused", "torchsnapshot", "torch_checkpointing"),
@@ -44,6 +46,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "memory": ("memory-1", "memory-2"),
     "load": ("load", "safetensors", "dcp-sync"),
     "loop": (),
+    "planning": (),
 }
 SLOW = ("torchsnapshot", "torch_checkpointing")
 SAVES = {"dcp-default": 1, "dcp-reused": 2, "dcp-sync": 2, "overlap": 2, **dict.fromkeys(SLOW, 1)}
@@ -97,7 +100,13 @@ def rows_of(rounds: list[dict[str, Result]], figures: list[str]) -> list[report.
         "load": report.load_rows,
         "loop": lambda found: report.loop_rows(found, VARIANTS),
     }
-    return [row for figure in figures for row in makers[figure](rounds)]
+    return [row for figure in figures if figure in makers for row in makers[figure](rounds)]
+
+
+def planning_row() -> report.Row:
+    """``planning.py`` prints its own figures; here only whether its bars hold."""
+    code = subprocess.run([sys.executable, str(Path(__file__).with_name("planning.py"))]).returncode
+    return report.Row("planning", "bars of planning.py that do not hold", float(bool(code)), 0.0, "")
 
 
 def main() -> int:
@@ -127,6 +136,8 @@ def main() -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     rows = rows_of(rounds, figures)
+    if "planning" in figures:
+        rows.append(planning_row())
     print("\n" + report.text(rows, markdown=args.markdown))
     for line in report.errors(rounds):
         print(f"not measured: {line}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +19,13 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
+from midwatch.checkpoint import Checkpointer, Identity, VerifyingReader  # noqa: E402
 from midwatch.checkpoint import walk as walk_module  # noqa: E402
+from midwatch.checkpoint.copying import Copy  # noqa: E402
+from midwatch.checkpoint.load import load_tensors  # noqa: E402
 from midwatch.checkpoint.predict import predicted_state  # noqa: E402
 from midwatch.checkpoint.walk import StateWalk, _is_same, _is_same_optimizer  # noqa: E402
+from midwatch.config import CheckpointConfig, StagingConfig  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -159,3 +165,40 @@ def test_an_exchanged_part_is_noticed() -> None:
 def test_a_model_without_state_is_refused_as_pytorch_refuses_it() -> None:
     with pytest.raises(RuntimeError, match="state_dict is empty"):
         StateWalk().model_state(nn.Identity())
+
+
+@pytest.mark.procs
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_sharded_model_is_copied_behind_training_whole_or_not_at_all(tmp_path: Path, guarded: bool) -> None:
+    model, optimizer = trained("fsdp2")
+    config = CheckpointConfig(staging=StagingConfig(overlap=True))
+    ckpt = Checkpointer(tmp_path, config, identity=Identity(run="mine", attempt=1))
+    ckpt.track(model=model, optimizer=optimizer)
+    ckpt.prewarm()
+    wanted = {name: p.detach().full_tensor().clone() for name, p in model.named_parameters()}
+    with pytest.MonkeyPatch.context() as patch:
+        gate = threading.Event()
+        run = Copy.run
+        late = "midwatch-staging"
+        patch.setattr(
+            Copy, "run", lambda copy: (threading.current_thread().name.startswith(late) and gate.wait(60), run(copy))
+        )
+        ckpt.save(1)
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).square().sum().backward()
+        threading.Timer(0.1, gate.set).start()
+        step = type(optimizer).step
+        step(optimizer) if guarded else step.__wrapped__(optimizer)
+        if guarded:
+            ckpt.wait(60.0)
+            reader = VerifyingReader(tmp_path / "checkpoints" / "step-00000001-a0001")
+            targets = {f"model.{name}": torch.empty_like(tensor) for name, tensor in wanted.items()}
+            load_tensors(reader, targets)
+            assert all(torch.equal(targets[f"model.{name}"], tensor) for name, tensor in wanted.items())
+        else:
+            gate.wait(60)
+            ckpt.wait(60.0)
+            failure = ckpt.last_failure
+            assert failure is not None
+            assert failure.error_code == "CK307"
+    ckpt.close()

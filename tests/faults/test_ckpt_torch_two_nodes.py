@@ -10,7 +10,7 @@ import pytest
 from torch_models import Training, full_state
 from torch_worlds import run_world
 
-from midwatch.checkpoint import Checkpointer, Identity
+from midwatch.checkpoint import Checkpointer, Identity, VerifyingReader
 from midwatch.checkpoint.fetch import Shard
 from midwatch.config import CheckpointConfig
 
@@ -55,7 +55,7 @@ def save(rank: int, world_size: int, folder: str, kind: str) -> Any:
 
 
 def load(rank: int, world_size: int, folder: str, kind: str, local: bool = True) -> Any:
-    read = count_bytes()
+    read, opened = count_bytes(), note_receipts()
     node = Node(rank, world_size, folder, kind, attempt=2, local=local)
     node.training.step()
     point = node.ckpt.resume("must")
@@ -67,6 +67,7 @@ def load(rank: int, world_size: int, folder: str, kind: str, local: bool = True)
         "drawn": node.training.loader.drawn,
         "weights": node.weights(),
         "read": {name: sum(sizes) for name, sizes in read.items()},
+        "opened": opened,
         "rejected": [name for name, _ in point.rejected],
         "events": node.notes.events,
     }
@@ -87,6 +88,19 @@ def count_bytes() -> dict[str, list[int]]:
 
 both = pytest.mark.parametrize("saved", ["ddp", "fsdp"], indirect=True)
 sharded = pytest.mark.parametrize("saved", ["fsdp"], indirect=True)
+
+
+def note_receipts() -> list[int]:
+    """From here on: whose receipts this process opens in order to load."""
+    seen: list[int] = []
+    real = VerifyingReader._open  # type: ignore[attr-defined]
+
+    def open_(reader: VerifyingReader, rank: int, digest: str) -> Shard:
+        seen.append(rank)
+        return real(reader, rank, digest)
+
+    VerifyingReader._open = open_  # type: ignore[attr-defined, method-assign]
+    return seen
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +126,7 @@ def test_each_node_resumes_from_its_own_disk(place: tuple[str, Path, Any]) -> No
         assert (result["name"], result["tier"], result["drawn"]) == (NEW, "local", 4)
         assert result["weights"] == weights
         assert list(result["read"]) == [f"rank-{rank:05d}.safetensors"]
+        assert result["opened"] == [rank]
 
 
 @both
@@ -196,3 +211,9 @@ def test_shards_whose_replicas_lie_on_other_nodes_come_from_the_shared_tier(tmp_
     assert all(result["weights"] == weights for result in results)
     assert "from another node's disk" in results[0]["passed_over"][0]
     assert not (tmp_path / "node0" / "quarantine").exists()
+
+
+def test_a_rank_opens_its_own_receipt_and_rank_zeros_and_no_other(tmp_path: Path) -> None:
+    run_world(save, 3, tmp_path / "s", str(tmp_path), "fsdp")
+    results = run_world(load, 3, tmp_path / "w", str(tmp_path), "fsdp", False)
+    assert [sorted(result["opened"]) for result in results] == [[0], [0, 1], [0, 2]]

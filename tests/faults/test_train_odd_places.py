@@ -210,7 +210,8 @@ def test_an_abandoned_branch_does_not_come_back_after_a_crash_before_the_first_s
 def test_a_resume_at_the_last_step_ends_and_does_not_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Megatron-LM#1310."""
     train(tmp_path, 5)
-    for attempt in (2, 3):
-        assert train(tmp_path, 5, each=lambda step: pytest.fail(f"step {step} again")) == 5
+    for attempt in (2, 3, 4):
+        # However often: the checkpoint is not to blame for having nothing newer.
+        assert train(tmp_path, 5, resume={"max_attempts": 1}, each=lambda step: pytest.fail(f"step {step} again")) == 5
         assert "nothing left to train" in capsys.readouterr().out
         assert events(tmp_path, attempt, "run.finished")

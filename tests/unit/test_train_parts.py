@@ -66,6 +66,14 @@ def test_the_signing_key_is_found_after_a_chdir(tmp_path: Path, monkeypatch: pyt
     assert fix_paths(Config().checkpoint, resolve_paths(Config(), RankEnv())).trust.signing_key == ""
 
 
+def test_a_reason_given_to_the_launcher_leaves_the_scripts_other_rules_alone(tmp_path: Path) -> None:
+    told = {"checkpoint": {"resume": {"accept": "half the learning rate"}}}
+    (tmp_path / "told.json").write_text(json.dumps(told))
+    env = RankEnv(config_path=tmp_path / "told.json")
+    config = load_settings({"checkpoint": {"resume": {"max_attempts": 9}}}, env)
+    assert (config.checkpoint.resume.accept, config.checkpoint.resume.max_attempts) == ("half the learning rate", 9)
+
+
 def test_a_misspelt_key_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         load_settings({"checkpoint": {"intervall": 5}}, RankEnv())

@@ -73,6 +73,7 @@ class Checkpointer:
             self._saver.outcomes.on_safe = pulse.checkpoint_verified
         self._group: ControlGroup | None = None
         self._is_structure_agreed = False
+        self._chooser: Chooser | None = None
         self.passed_over: tuple[str, ...] = ()
         """Checkpoints that a fresh start with mode ``never`` gave up."""
 
@@ -192,7 +193,7 @@ class Checkpointer:
         self._saver.hold()
         wish = self._wish(mode, "" if path is None else str(path), accept)
         with self._phase("checkpoint_load"):
-            chooser = Chooser(self.group, self._place(), wish, self._recorder)
+            self._chooser = chooser = Chooser(self.group, self._place(), wish, self._recorder)
             if mode == "never" and path is None:
                 self.passed_over = tuple(chooser.start_over())
                 return None
@@ -203,6 +204,11 @@ class Checkpointer:
         self._saver.resumed_from = point.name
         missing = tuple(part for part in point.missing if part not in self.config.absent_on_purpose)
         return msgspec.structs.replace(point, missing=missing)
+
+    def finish(self) -> None:
+        """Say that training has come to its end: however often it is started again, the checkpoint is not to blame."""
+        if self._chooser is not None:
+            self._chooser.settle("finished")
 
     def _wish(self, mode: Mode, path: str, accept: str) -> Wish:
         me, rules = self.identity, self.config.resume

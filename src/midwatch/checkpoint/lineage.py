@@ -19,7 +19,10 @@ from midwatch.storage import canonical_json, ops, read_regular, write_atomic
 
 RESUMES_FOLDER = "resumes"
 
-Outcome = Literal["loading", "loaded", "refused"]
+Outcome = Literal["loading", "loaded", "refused", "finished"]
+
+_HARMLESS = ("refused", "finished")
+"""Outcomes that do not speak against the checkpoint."""
 
 
 class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +35,9 @@ class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     """The run it belongs to, when that is another one: then nothing of this run's past is continued."""
     outcome: Outcome = "loading"
-    """``refused``: the caller was at fault (another model, another configuration), which says nothing about it."""
+    """``refused``: the caller was at fault (another model, another configuration), which says nothing about it.
+    ``finished``: training came to its end, perhaps with nothing left to do.
+    """
     is_rewind: bool = False
     """Newer checkpoints were given up on purpose."""
     passed_over: tuple[str, ...] = ()
@@ -119,7 +124,7 @@ class Lineage:
         return [
             attempt
             for attempt, record in fruitless.items()
-            if record.name == name and not record.run and record.outcome != "refused"
+            if record.name == name and not record.run and record.outcome not in _HARMLESS
         ]
 
 

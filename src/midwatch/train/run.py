@@ -191,6 +191,7 @@ class Run:
             self._after(step, is_first=step == start, is_last=step == total - 1)
         signals.finish()
         self._settle()
+        checkpointer.finish()
         session.recorder.record("run.finished", step=total - 1)
         self._pulse.finished()
 

@@ -95,6 +95,13 @@ class Bench:
             return "lost" if is_hopeless or isinstance(self.column, Midwatch) else failure
         return "recovered" if step in wanted else "SILENT"
 
+    def passed_over(self, answer: Answer, file: Path) -> str:
+        """An older state was handed out: with a word about the newer one, or without."""
+        if answer.get("told"):
+            return "recovered"
+        self.note("older", {"error": f"{file.name} damaged, and nothing was said"})
+        return "older"
+
     def note(self, word: str, answer: Answer) -> None:
         text = str(answer.get("error", answer))[:160]
         if len(self.notes) < 40:
@@ -104,16 +111,16 @@ class Bench:
 # --- damage to a finished checkpoint ------------------------------------------------------------------------------
 
 
-def harmed(bench: Bench, root: Path) -> str:
-    """The newest was damaged: right are its own state, or an error, or an older state with a word about why."""
+def harmed(bench: Bench, root: Path, file: Path) -> str:
+    """``file`` of the newest was damaged: right are its own state, an error, or an older state and a word about why."""
     answer = bench.read(root, is_damaged=True)
     step = answer.get("step")
     if step == 2:
         return "harmless"
     if step == 1:
-        return "recovered" if answer.get("told") else "older"
+        return bench.passed_over(answer, file)
     if step is None:
-        bench.note("damage", answer)
+        bench.note(file.name, answer)
         if isinstance(bench.column, Midwatch):
             return "lost"
         return "died" if "signal" in answer else "detected"
@@ -139,7 +146,7 @@ def flip_bits(bench: Bench) -> Iterator[str]:
             value = file.read(1)[0]
             file.seek(offset)
             file.write(bytes([value ^ (1 << number % 8)]))
-        yield harmed(bench, root)
+        yield harmed(bench, root, path)
 
 
 def zero_blocks(bench: Bench) -> Iterator[str]:
@@ -152,7 +159,7 @@ def zero_blocks(bench: Bench) -> Iterator[str]:
             file.seek(begin)
             file.write(bytes(len(block)))
         if any(block):
-            yield harmed(bench, root)
+            yield harmed(bench, root, path)
 
 
 def truncate(bench: Bench) -> Iterator[str]:
@@ -161,14 +168,14 @@ def truncate(bench: Bench) -> Iterator[str]:
         victim = moved(bench, path, root)
         with victim.open("r+b") as file:
             file.truncate(victim.stat().st_size // 2)
-        yield harmed(bench, root)
+        yield harmed(bench, root, path)
 
 
 def remove(bench: Bench) -> Iterator[str]:
     for path in bench.column.files(bench.folder / "two", 2):
         root = bench.copy("two")
         moved(bench, path, root).unlink()
-        yield harmed(bench, root)
+        yield harmed(bench, root, path)
 
 
 def moved(bench: Bench, path: Path, root: Path) -> Path:
@@ -192,10 +199,10 @@ def bad_sectors(bench: Bench) -> Iterator[str]:
             iotrap.disarm()
             step = answer.get("step")
             if step is None:
-                bench.note("bad sector", answer)
+                bench.note(path.name, answer)
                 yield "died" if "signal" in answer or "hung" in answer else "detected"
             elif step == 1:
-                yield "recovered" if answer.get("told") else "older"
+                yield bench.passed_over(answer, path)
             else:
                 yield "harmless" if step == 2 else "SILENT"
 

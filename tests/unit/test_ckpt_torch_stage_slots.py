@@ -78,6 +78,17 @@ def test_a_save_takes_the_free_slot_and_finds_none_when_both_are_being_written(t
     slots.close()
 
 
+def test_a_save_in_flight_is_not_probed_over(tmp_path: Path) -> None:
+    slots = Slots("test", 0, 2, Notes(), tmp_path)
+    held = slots.take(("a", 1), 100)
+    assert held is not None
+    before = b"x" * 100
+    held.path.write_bytes(before + bytes(held.size_bytes - 100))
+    slots.reserve(5_000_000, CPU)
+    assert held.path.read_bytes()[:100] == before
+    slots.close()
+
+
 def test_a_second_slot_that_does_not_fit_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -53,8 +53,9 @@ class Slots:
                 self._do_without(arena, error)
         if grew:
             self._tell()
-            if not self.probed_bytes_s:
-                self.probed_bytes_s = self._arenas[0].probe(device)
+            free = self._free()  # the probe overwrites what it copies to
+            if free and not self.probed_bytes_s:
+                self.probed_bytes_s = free[0].probe(device)
 
     def take(self, key: Key, size_bytes: int) -> Arena | None:
         """A free arena for a save; None when every one holds a save that is being written.

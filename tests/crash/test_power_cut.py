@@ -30,9 +30,12 @@ def _run(folder: Path, world_size: int, *, has_store: bool = False) -> SmallRun:
 
 @pytest.mark.parametrize("forgets", ["everything", "bytes"])
 @pytest.mark.parametrize(("world_size", "has_store"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize("is_bulk", [False, True], ids=["small", "bulk"])
 def test_what_was_verified_survives_and_nothing_torn_is_offered(
-    ram: Path, world_size: int, has_store: bool, forgets: str
+    ram: Path, world_size: int, has_store: bool, is_bulk: bool, forgets: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if is_bulk:  # room taken first, past the page cache, hashed beside
+        monkeypatch.setattr("midwatch.checkpoint.data_path.DIRECT_FROM_BYTES", 0)
     template = ram / "template"
     run = _run(template, world_size, has_store=has_store)
     run.claim()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import threading
@@ -19,8 +20,10 @@ from midwatch.checkpoint.board_server import BoardServer
 from midwatch.checkpoint.board_wire import (
     MAX_MESSAGE_BYTES,
     TOKEN_FILE,
+    Answer,
     Hello,
     NetPlace,
+    Post,
     encode,
     make_token,
     proof,
@@ -106,7 +109,6 @@ def test_a_failure_ends_every_wait_at_once_and_the_first_one_counts(store: Store
 def test_a_rank_of_another_attempt_or_run_is_refused(store: Store, other: dict[str, object]) -> None:
     with pytest.raises(CheckpointError, match="not the receipt store of run"):
         Line(msgspec.structs.replace(store.place, **other))
-    assert store.connections() == 0
 
 
 def test_who_does_not_know_the_token_gets_nothing(store: Store, tmp_path: Path) -> None:
@@ -114,6 +116,20 @@ def test_who_does_not_know_the_token_gets_nothing(store: Store, tmp_path: Path) 
     make_token(tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match="not the receipt store"):
         Line(msgspec.structs.replace(store.place, run_dir=tmp_path / "elsewhere"))
+
+
+def test_a_stranger_who_asks_no_proof_and_has_none_is_shut_out(store: Store) -> None:
+    host, _, port = store.place.address.rpartition(":")
+    with socket.create_connection((host, int(port)), 5) as stranger:
+        stranger.sendall(
+            encode(Hello(1, b"n" * 32)) + encode(Answer(b"p" * 32)) + encode(Post(SAVE, "shared", "x", b""))
+        )
+        received = b""
+        with contextlib.suppress(ConnectionResetError):
+            while data := stranger.recv(4096):
+                received += data
+    assert received.count(b"challenge") == 1
+    assert b"done" not in received
 
 
 def test_a_store_that_accepts_everybody_cannot_fool_a_writer(tmp_path: Path) -> None:

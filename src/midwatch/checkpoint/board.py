@@ -60,8 +60,11 @@ class Board(Protocol):
         """Show a mark: complete or absent, the last one wins."""
         ...
 
-    def fail(self, rank: int, error: MidwatchError) -> None:
-        """Tell the others that this rank gives up, as well as the cause of the failure allows. Never raises."""
+    def fail(self, rank: int, error: MidwatchError) -> bool:
+        """Tell the others that this rank gives up; False when the cause of the failure, or another one, forbids it.
+
+        Never raises.
+        """
         ...
 
     def wait(
@@ -109,7 +112,7 @@ class FileBoard:
         ops.write_file(temporary, data, is_synced=False)
         ops.rename(temporary, path)
 
-    def fail(self, rank: int, error: MidwatchError) -> None:
+    def fail(self, rank: int, error: MidwatchError) -> bool:
         """A disk that may be the cause of the failure may refuse; the others then run into their deadline."""
         failure = Failure(rank=rank, code=error.code, message=error.message)
         try:
@@ -117,7 +120,8 @@ class FileBoard:
                 self.open()
                 self.post("failed", canonical_json(failure))
         except (OSError, msgspec.MsgspecError):
-            pass
+            return False
+        return True
 
     def _failure(self) -> Failure | None:
         try:

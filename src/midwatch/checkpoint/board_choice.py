@@ -37,9 +37,10 @@ def fail_save(
 ) -> None:
     """Tell the other ranks that this one takes no part in a save (its writer died, its state cannot be captured).
 
-    Blocking: by network for ``net_board.FAIL_TIMEOUT_S`` a tier at most.
+    Blocking: by network for ``net_board.FAIL_TIMEOUT_S``, twice at most.
     """
+    is_told = True
     for tier in ("local", "shared"):
         board = _board(root, name, serial, tier, place)
-        board.fail(rank, error)
+        is_told = is_told and board.fail(rank, error)
         board.close()

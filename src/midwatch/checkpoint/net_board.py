@@ -139,13 +139,13 @@ class NetBoard:
             raise CheckpointError("CK301", f"the receipt store at {self._place.address} does not answer")
         self._posted[mark] = request
 
-    def fail(self, rank: int, error: MidwatchError) -> None:
+    def fail(self, rank: int, error: MidwatchError) -> bool:
         """Tell the others, if the store can be reached soon; else they run into their deadline. Never raises."""
         failure = Failure(rank=rank, code=error.code, message=error.message)
         try:
-            self._deliver(Fail(self._save, self._tier, failure), FAIL_TIMEOUT_S)
+            return self._deliver(Fail(self._save, self._tier, failure), FAIL_TIMEOUT_S)
         except CheckpointError:
-            pass  # not our store any more: those whom it serves must not hear of us
+            return False  # not our store any more: those whom it serves must not hear of us
 
     def wait(
         self, marks: Sequence[str], *, timeout_s: float, doing: str, is_settled: Callable[[], bool] = never

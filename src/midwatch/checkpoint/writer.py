@@ -208,7 +208,7 @@ class WriterClient:
         code = self._reap()
         lost, self._flying = list(self._flying.values()), {}
         self._release()
-        if lost and self._is_proven:
+        if lost and (self._is_proven or self._listener is not None):
             self.start()  # in time for the next save; one that never worked is tried again at the next submit only
         for job in lost:
             error = CheckpointError(

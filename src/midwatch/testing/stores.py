@@ -62,8 +62,3 @@ class Store:
         """A successor on the same port."""
         self.stop()
         self.start()
-
-    def connections(self) -> int:
-        """Peers that are being served."""
-        assert self._loop is not None
-        return max(len(asyncio.all_tasks(self._loop)) - 1, 0)

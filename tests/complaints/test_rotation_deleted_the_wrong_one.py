@@ -79,7 +79,8 @@ def test_a_save_that_only_began_takes_nobodys_place(small: SmallRun) -> None:
     for step in (30, 40, 50):
         with IoShim(Injury(at=6, how="EIO", is_sticky=True)) as shim:
             small.save(step, shim=shim, shim_rank=1, serial=step)
-    assert [pair for pair in there(small.root) if pair[1] == "verified"] == [(20, "verified"), (10, "verified")]
+    assert there(small.root) == [(50, "torn"), (40, "torn"), (30, "torn"), (20, "verified"), (10, "verified")]
+    assert small.save(60, serial=60)[0][-1].pruned == (small.name(10),)
 
 
 def test_abandoned_staging_folders_did_not_pile_up_and_a_living_owners_stays(small: SmallRun) -> None:

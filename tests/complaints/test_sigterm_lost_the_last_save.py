@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_sigterm_in_mid_evaluation_was_not_lost(run: Supervised) -> None:
 
 
 @pytest.mark.parametrize("moment", [0, 1, 2, 3, 4, 5])
-def test_a_stop_at_any_step_is_saved_before_the_process_ends(tmp_path: Path, moment: int) -> None:
+def test_sigterm_at_any_step_led_to_a_save(tmp_path: Path, moment: int) -> None:
     """goodfire-ai/spd#741, Lightning-AI/pytorch-lightning#1455: the flag was looked at in one place only."""
     run = midwatch.attach({"run": {"dir": str(tmp_path)}, "checkpoint": {"interval": 3}})
     run.track(model=torch.nn.Linear(2, 2))
@@ -70,10 +71,14 @@ def test_a_stop_at_any_step_is_saved_before_the_process_ends(tmp_path: Path, mom
         for step in run.steps(run.resume(), 50):
             reached.append(step)
             if step == moment:
-                run.request_stop()
+                os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(SystemExit) as caught:
-        train()
+    before = signal.signal(signal.SIGTERM, lambda *_: run.request_stop())
+    try:
+        with pytest.raises(SystemExit) as caught:
+            train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert caught.value.code == 75
     newest = newest_verified(tmp_path / "checkpoints")
     assert newest is not None

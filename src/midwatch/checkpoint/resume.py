@@ -109,7 +109,8 @@ class Chooser:
         first = problems[0]
         reason = f"{first.code} {first.file}: {first.message}"
         if self._wish.path:
-            raise CheckpointError(first.code, f"{candidate.folder}: {first.message}", file=first.file)
+            where = candidate.folder if first.file in first.message else Path(candidate.folder) / first.file
+            raise CheckpointError(first.code, f"{where}: {first.message}", file=first.file)
         # A local tier is as good as its worst node: each node moves its own part away.
         if self._group.rank == 0 or (candidate.tier == "local" and self._place.is_node_leader):
             self._quarantine(self._place.roots[candidate.tier], candidate.name, reason, problems)

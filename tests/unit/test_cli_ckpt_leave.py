@@ -178,7 +178,7 @@ def test_a_reader_of_ranges_names_the_damaged_place(run: Path) -> None:
     with CheckedTensors(folder(run, 20)) as tensors, pytest.raises(CheckpointError) as caught:
         tensors.read("model.weight")
     assert caught.value.code == "CK104"
-    assert "bytes 4096 to 7757 do not match" in caught.value.message
+    assert "bytes 4096 to 7757 are not what was written" in caught.value.message
 
 
 # --- diff -------------------------------------------------------------------------------------------------------------

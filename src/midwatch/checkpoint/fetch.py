@@ -105,11 +105,16 @@ class Shard:
         found = bytearray()
         for index in range(begin // chunk_bytes, -(-(begin + size) // chunk_bytes)):
             start = index * chunk_bytes
-            chunk = memoryview(bytearray(max(0, min(chunk_bytes, self.receipt.size_bytes - start))))
-            self.read(start, [chunk])
-            self.check(index, [chunk])
-            found += chunk[max(0, begin - start) : begin + size - start]
+            found += self.chunk(index)[max(0, begin - start) : begin + size - start]
         return bytes(found)
+
+    def chunk(self, index: int) -> memoryview:
+        """One chunk in memory of its own, compared with its digest. Raises as ``read_verified``."""
+        start = index * self.receipt.chunk_bytes
+        chunk = memoryview(bytearray(max(0, min(self.receipt.chunk_bytes, self.receipt.size_bytes - start))))
+        self.read(start, [chunk])
+        self.check(index, [chunk])
+        return chunk
 
     def check(self, index: int, views: Sequence[memoryview]) -> None:
         """Raises CheckpointError CK104 unless the views, joined, are the chunk that was staged."""

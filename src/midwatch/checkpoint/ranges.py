@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from types import TracebackType
 
+from midwatch.checkpoint.fetch import Shard
 from midwatch.checkpoint.image import ITEM_SIZES, ShardHeader, TensorEntry, TensorSpec, parse_header
-from midwatch.checkpoint.manifest import MANIFEST_FILE, Manifest, Receipt, decode_manifest, decode_receipt, receipt_file
+from midwatch.checkpoint.manifest import Manifest, Receipt, decode_receipt, receipt_file
 from midwatch.checkpoint.verify import verify_checkpoint
 from midwatch.core import CheckpointError
-from midwatch.storage import chunk_digest, open_regular
+from midwatch.storage import read_regular
 
 
 class CheckedShard:
@@ -22,20 +22,20 @@ class CheckedShard:
 
     def __init__(self, folder: Path, receipt: Receipt) -> None:
         self.receipt = receipt
-        self._path = folder / receipt.file
-        self._fd = open_regular(self._path)
-        self._held: tuple[int, bytes] = (-1, b"")
+        self._shard = Shard(folder / receipt.file, receipt)
+        self._held = (-1, memoryview(b""))
+        self._shard.read(0, ())  # opened at once: what retention takes away meanwhile can still be read
 
     def pieces(self, begin: int, end: int) -> Iterator[memoryview]:
         """The bytes from ``begin`` to ``end`` of the file, in order.
 
         Raises:
-            CheckpointError: CK104 naming the range that is not what was staged.
+            CheckpointError: CK104 naming the range that is not what was staged, CK102, CK103. StorageError: ST103.
         """
         size = self.receipt.chunk_bytes
         while begin < end:
             index, offset = divmod(begin, size)
-            part = memoryview(self._chunk(index))[offset : offset + end - begin]
+            part = self._chunk(index)[offset : offset + end - begin]
             yield part
             begin += len(part)
 
@@ -43,27 +43,13 @@ class CheckedShard:
         """Raises as ``pieces``."""
         return parse_header(b"".join(self.pieces(0, self.receipt.data_start)))
 
-    def _chunk(self, index: int) -> bytes:
+    def _chunk(self, index: int) -> memoryview:
         if self._held[0] != index:
-            size = self.receipt.chunk_bytes
-            data = _read_all(self._fd, min(size, self.receipt.size_bytes - index * size), index * size)
-            if chunk_digest(data, self.receipt.digest_kind) != self.receipt.chunks[index]:
-                place = f"bytes {index * size} to {index * size + len(data)}"
-                message = f"{self._path}: {place} do not match the digest of what was staged"
-                raise CheckpointError("CK104", message, path=str(self._path))
-            self._held = (index, data)
+            self._held = (index, self._shard.chunk(index))
         return self._held[1]
 
     def close(self) -> None:
-        os.close(self._fd)
-
-
-def _read_all(fd: int, size: int, position: int) -> bytes:
-    parts: list[bytes] = []
-    while size > 0 and (data := os.pread(fd, size, position)):
-        parts.append(data)
-        size, position = size - len(data), position + len(data)
-    return b"".join(parts)
+        self._shard.close()
 
 
 class CheckedTensors:
@@ -75,14 +61,14 @@ class CheckedTensors:
 
     def __init__(self, folder: Path) -> None:
         report = verify_checkpoint(folder, deep=False)
-        if not report.is_ok:
+        if report.manifest is None or not report.is_ok:
             first = report.problems[0]
             raise CheckpointError(first.code, f"{folder / first.file}: {first.message}", path=str(folder))
-        self.manifest: Manifest = decode_manifest((folder / MANIFEST_FILE).read_bytes())
+        self.manifest: Manifest = report.manifest
         self._parts: dict[str, list[tuple[CheckedShard, TensorEntry]]] = defaultdict(list)
         self._shards: list[CheckedShard] = []
         for file in self.manifest.files:
-            shard = CheckedShard(folder, decode_receipt((folder / receipt_file(file.rank)).read_bytes()))
+            shard = CheckedShard(folder, decode_receipt(read_regular(folder / receipt_file(file.rank))))
             self._shards.append(shard)
             for entry in shard.receipt.entries:
                 self._parts[entry.key].append((shard, entry))
@@ -91,10 +77,6 @@ class CheckedTensors:
         """Each whole tensor, in an order in which the files are read front to back."""
         specs = [_whole(parts[0][1]) for parts in self._parts.values()]
         return sorted(specs, key=lambda spec: (-ITEM_SIZES[spec.dtype], spec.key))
-
-    def parts(self, key: str) -> list[tuple[CheckedShard, TensorEntry]]:
-        """Where a tensor's parts lie."""
-        return sorted(self._parts[key], key=lambda part: part[1].offsets)
 
     def read(self, key: str) -> bytearray:
         """One whole tensor, row by row as its type says. Raises CheckpointError CK104."""

@@ -54,6 +54,17 @@ def state_in(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     return state
 
 
+class Ledger:
+    """Keeps what a resume records about checkpoints that it did not take."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def record(self, event: str, *, step: int | None = None, **data: Any) -> None:
+        if event in ("checkpoint.rejected", "resume.passed_over"):
+            self.said.append(f"{event} {data}")
+
+
 class Midwatch(Format):
     """``root`` is the run folder. There is no ``place`` to ask for: resume chooses, which is what is tested."""
 
@@ -63,6 +74,7 @@ class Midwatch(Format):
         super().__init__()
         self.rank, self.world_size, self.run = 0, 1, "one"
         self.tag = ""
+        self.ledger = Ledger()
 
     def attempt(self, root: Path) -> Checkpointer:
         """A new attempt of the run, not yet resumed."""
@@ -76,7 +88,8 @@ class Midwatch(Format):
         identity = Identity(
             run=self.run, attempt=number, rank=self.rank, world_size=self.world_size, tag=f"{self.tag}-{number}"
         )
-        return Checkpointer(root, CheckpointConfig(commit_timeout_s=20.0), identity=identity)
+        config = CheckpointConfig(commit_timeout_s=20.0)
+        return Checkpointer(root, config, identity=identity, recorder=self.ledger)
 
     def save(self, root: Path, step: int, state: State) -> None:
         model, optimizer = objects(self.rank, self.world_size)
@@ -102,7 +115,7 @@ class Midwatch(Format):
         finally:
             checkpointer.close(1.0)
         assert point is not None
-        self.told = "; ".join(reason for _, reason in point.rejected)
+        self.told = "; ".join([*(reason for _, reason in point.rejected), *self.ledger.said])
         return state_in(model, optimizer)
 
     read_damaged = read_newest

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from midwatch.checkpoint.image import read_header
-from midwatch.checkpoint.manifest import MANIFEST_FILE
+from midwatch.checkpoint.manifest import MANIFEST_FILE, seal
 from midwatch.checkpoint.problem import Problem
 from midwatch.checkpoint.prove import OnBytes
 from midwatch.checkpoint.verify import VerifyReport
@@ -28,7 +28,6 @@ from midwatch.storage import (
     create_exclusive,
     read_chunks,
     read_regular,
-    sha256_hex,
 )
 
 ADOPTED_FILE = "ADOPTED.json"
@@ -120,7 +119,7 @@ def adopt(path: Path, step: int | None = None, *, on_bytes: OnBytes | None = Non
     plan = look_over(path, step)
     parts = tuple(_digested(_place(path, part.name), part, on_bytes) for part in plan.files)
     record = msgspec.structs.replace(plan, files=parts)
-    record = msgspec.structs.replace(record, digest=_seal(record))
+    record = msgspec.structs.replace(record, digest=seal(record))
     if not create_exclusive(record_file(path), canonical_json(record) + b"\n", mode=0o644):
         raise FileExistsError(errno.EEXIST, "adopted by somebody else meanwhile", str(record_file(path)))
     return record
@@ -139,7 +138,7 @@ def read_adopted(path: Path) -> Adopted:
         raise CheckpointError("CK106", f"{where} is damaged: {error}") from error
     if record.format_version > 1:
         raise CheckpointError("CK108", f"{where} has format {record.format_version}, this midwatch reads up to 1")
-    if record.digest != _seal(record) or record.chunk_bytes <= 0 or not all(map(_is_inside, record.files)):
+    if record.digest != seal(record) or record.chunk_bytes <= 0 or not all(map(_is_inside, record.files)):
         raise CheckpointError("CK106", f"{where} is damaged: its contents do not match its digest")
     return record
 
@@ -199,10 +198,6 @@ def _is_inside(part: AdoptedPart) -> bool:
     # A name from a record is never a way out of the folder.
     place = PurePosixPath(part.name)
     return not place.is_absolute() and ".." not in place.parts and part.name not in ("", ".")
-
-
-def _seal(record: Adopted) -> str:
-    return sha256_hex(canonical_json(msgspec.structs.replace(record, digest="")))
 
 
 def _step_of(name: str) -> int | None:

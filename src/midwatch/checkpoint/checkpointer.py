@@ -15,7 +15,6 @@ Example::
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -37,6 +36,7 @@ from midwatch.checkpoint.stage import sweep_arenas
 from midwatch.checkpoint.tracked import Tracked
 from midwatch.config import CheckpointConfig
 from midwatch.core import CheckpointError, NullRecorder, Recorder
+from midwatch.storage import sha256_hex
 
 
 class Pulse(Protocol):
@@ -256,4 +256,4 @@ class Checkpointer:
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
                 kind = "sharded" if isinstance(tensor, DTensor) else "plain"
                 lines.append(f"{section} {name} {kind} {tuple(tensor.shape)} {tensor.dtype}")
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return sha256_hex("\n".join(lines).encode())

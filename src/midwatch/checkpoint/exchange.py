@@ -11,7 +11,6 @@ exchange of messages what the stream holds, so the pieces carry bytes and a word
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,6 +24,7 @@ from midwatch.checkpoint.image import TensorEntry
 from midwatch.checkpoint.landing import Block, Direct, bytes_of, landing_in
 from midwatch.checkpoint.load import VerifyingReader
 from midwatch.core import CheckpointError, MidwatchError, error_from_dict
+from midwatch.storage import sha256_hex
 
 PIECE_BYTES = 16 * 2**20
 """One message: long enough for the network's full speed, and the only extra memory a rank needs."""
@@ -89,7 +89,7 @@ class Exchange:
         if error is not None:
             return {"error": error.as_dict()}
         numbers = {key: number for number, key in enumerate(self._keys)}
-        wants = hashlib.sha256("\n".join(self._keys).encode()).hexdigest()
+        wants = sha256_hex("\n".join(self._keys).encode())
         entries = [entry for _, entries in mine for entry in entries]
         parts = [[numbers[e.key], e.dtype, list(e.shape), list(e.offsets)] for e in entries]
         return {"wants": wants, "parts": parts}

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from midwatch.core import SYSTEM_CLOCK, UNREADABLE, CheckpointName, attempt_name, parse_checkpoint_name
-from midwatch.storage import canonical_json, ops, read_regular, write_atomic
+from midwatch.storage import ops, read_regular, write_json_atomic
 
 RESUMES_FOLDER = "resumes"
 
@@ -54,7 +54,7 @@ def write_resume(run_dir: Path, record: ResumeRecord) -> None:
     folder = run_dir / RESUMES_FOLDER
     ops.make_dirs(folder)
     stamped = msgspec.structs.replace(record, recorded_ns=SYSTEM_CLOCK.wall_ns())
-    write_atomic(folder / f"{attempt_name(record.attempt)}.json", canonical_json(stamped) + b"\n")
+    write_json_atomic(folder / f"{attempt_name(record.attempt)}.json", stamped)
 
 
 def read_resumes(run_dir: Path) -> dict[int, ResumeRecord]:

@@ -200,8 +200,8 @@ def build_manifest(draft: ManifestDraft, notes: Sequence[RankNote], tensors: dic
     return msgspec.structs.replace(manifest, digest=seal(manifest))
 
 
-def seal(record: Manifest | VerifiedMark) -> str:
-    """The record's own digest."""
+def seal(record: msgspec.Struct) -> str:
+    """What the field ``digest`` of a record must be."""
     # Through bytes once, so that what JSON cannot hold (NaN) is dropped before the digest is taken.
     return _digest_of(msgspec.json.decode(canonical_json(record), type=dict[str, Any]))
 

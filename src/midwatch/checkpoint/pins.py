@@ -6,7 +6,7 @@ from pathlib import Path
 
 from midwatch.checkpoint.manifest import MANIFEST_FILE, PIN_FILE
 from midwatch.core import SYSTEM_CLOCK, CheckpointError
-from midwatch.storage import canonical_json, ops, write_atomic
+from midwatch.storage import ops, write_json_atomic
 
 
 def pin_checkpoint(folder: Path, label: str) -> None:
@@ -20,7 +20,7 @@ def pin_checkpoint(folder: Path, label: str) -> None:
     if not (folder / MANIFEST_FILE).is_file():
         raise CheckpointError("CK101", f"{folder} has no manifest: only a committed checkpoint can be pinned")
     record = {"label": label, "pinned_ns": SYSTEM_CLOCK.wall_ns()}
-    write_atomic(folder / PIN_FILE, canonical_json(record) + b"\n")
+    write_json_atomic(folder / PIN_FILE, record)
 
 
 def unpin_checkpoint(folder: Path) -> bool:

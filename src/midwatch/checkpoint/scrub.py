@@ -5,7 +5,6 @@ Each rank looks after its own shards, one checkpoint at a time, the one longest 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from midwatch.checkpoint.prove import OnBytes
 from midwatch.checkpoint.signing import SigningKey
 from midwatch.checkpoint.verify import verify_checkpoint
 from midwatch.core import SYSTEM_CLOCK, UNREADABLE, Clock, parse_checkpoint_name
-from midwatch.storage import canonical_json, read_regular, write_atomic
+from midwatch.storage import read_regular, sha256_hex, write_json_atomic
 
 _HOUR_NS = 3_600_000_000_000
 _EARLY = 0.25
@@ -60,15 +59,15 @@ def _verified(root: Path) -> list[tuple[Path, VerifiedMark]]:
         folders = [path for path in root.iterdir() if parse_checkpoint_name(path.name)]
     except OSError:
         return []
-    found: list[tuple[Path, VerifiedMark]] = []
-    for folder in folders:
-        try:
-            mark = decode_verified(read_regular(folder / VERIFIED_FILE))
-        except OSError:
-            continue
-        if mark is not None and mark.name == folder.name:
-            found.append((folder, mark))
-    return found
+    return [(folder, mark) for folder in folders if (mark := _mark_of(folder)) is not None]
+
+
+def _mark_of(folder: Path) -> VerifiedMark | None:
+    try:
+        mark = decode_verified(read_regular(folder / VERIFIED_FILE))
+    except OSError:
+        return None
+    return mark if mark is not None and mark.name == folder.name else None
 
 
 def _share(ranks: Sequence[int], rank: int, world_size: int) -> list[int]:
@@ -77,7 +76,7 @@ def _share(ranks: Sequence[int], rank: int, world_size: int) -> list[int]:
 
 def _fraction(text: str) -> float:
     """In [0, 1), and always the same for the same text."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
+    return int(sha256_hex(text.encode())[:12], 16) / 2**48
 
 
 def last_read_ns(folder: Path, rank: int, verified_ns: int) -> int:
@@ -114,17 +113,17 @@ def scrub(
     Durability: the records survive power loss when it returns; without them the shards are read again.
     """
     folder = root / name
-    marks = {path.name: mark for path, mark in _verified(root)}
-    if name not in marks:
+    mark = _mark_of(folder)
+    if mark is None:
         return []
-    mine = _share(marks[name].ranks, rank, world_size)
+    mine = _share(mark.ranks, rank, world_size)
     report = verify_checkpoint(folder, ranks=mine, key=key, limit_bytes_s=limit_bytes_s, on_bytes=on_bytes)
     if not folder.is_dir():
         return []
     for other in mine:
         record = ScrubRecord(rank=other, scrubbed_ns=clock.wall_ns(), problems=len(report.problems))
         try:
-            write_atomic(folder / scrub_file(other), canonical_json(record) + b"\n")
+            write_json_atomic(folder / scrub_file(other), record)
         except FileNotFoundError:
             return []
     return list(report.problems)

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 
 from midwatch.checkpoint.image import Owned
-from midwatch.checkpoint.manifest import Manifest, Receipt, stats_file
+from midwatch.checkpoint.manifest import Manifest, Receipt, seal, stats_file
 from midwatch.core import UNREADABLE
-from midwatch.storage import canonical_json, read_uncached, sha256_hex
+from midwatch.storage import canonical_json, read_uncached
 
 
 class TensorStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,11 +57,7 @@ def encode_stats(receipt: Receipt, stats: Stats) -> bytes:
         shard=receipt.digest,
         tensors=dict(stats),
     )
-    return canonical_json(msgspec.structs.replace(record, digest=_digest(record))) + b"\n"
-
-
-def _digest(record: StatsRecord) -> str:
-    return sha256_hex(canonical_json(msgspec.structs.replace(record, digest="")))
+    return canonical_json(msgspec.structs.replace(record, digest=seal(record))) + b"\n"
 
 
 def read_stats(folder: Path, manifest: Manifest, *, ranks: Collection[int] | None = None) -> tuple[Stats, list[str]]:
@@ -86,7 +82,7 @@ def read_stats(folder: Path, manifest: Manifest, *, ranks: Collection[int] | Non
         except (OSError, *UNREADABLE) as error:
             notes.append(f"{name} cannot be read, its statistics are left out: {error}")
             continue
-        if record.digest != _digest(record) or record.shard != file.digest or record.rank != file.rank:
+        if record.digest != seal(record) or record.shard != file.digest or record.rank != file.rank:
             notes.append(f"{name} is damaged or belongs to another shard, its statistics are left out")
             continue
         parts.append(record.tensors)

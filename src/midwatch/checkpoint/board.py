@@ -24,6 +24,7 @@ LONGEST_PAUSE_S = 0.05
 
 BOARD_FOLDER = ".board"
 MAX_NAMED = 64
+"""Missing marks that an error carries."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from midwatch.checkpoint.board import Failure
+from midwatch.checkpoint.board import MAX_NAMED, Failure
 from midwatch.checkpoint.board_wire import (
     LENGTH_BYTES,
     MAX_GREETING_BYTES,
@@ -48,7 +48,6 @@ MAX_SHELVES = 16
 """Tiers of saves remembered at a time. Two or three are in use; a shelf nobody touches goes first."""
 
 MAX_MARKS = 1_000_000
-MAX_NAMED = 64
 
 
 class _Waiter:

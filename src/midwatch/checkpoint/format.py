@@ -64,6 +64,7 @@ from midwatch.checkpoint.manifest import (
     shard_file,
 )
 from midwatch.checkpoint.pins import pin_checkpoint, unpin_checkpoint
+from midwatch.checkpoint.problem import Problem
 from midwatch.checkpoint.retain import (
     AnyOf,
     Best,
@@ -82,7 +83,7 @@ from midwatch.checkpoint.retain import (
 from midwatch.checkpoint.scrub import due, scrub
 from midwatch.checkpoint.signing import SigningKey, load_key
 from midwatch.checkpoint.stats import GroupStats, TensorStats, group_stats, read_stats
-from midwatch.checkpoint.verify import Problem, VerifyReport, verify_checkpoint
+from midwatch.checkpoint.verify import VerifyReport, verify_checkpoint
 from midwatch.checkpoint.writer import WRITER_MODULE, WriterClient
 
 __all__ = [

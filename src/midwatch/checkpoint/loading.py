@@ -17,11 +17,11 @@ from midwatch.checkpoint.group import ControlGroup
 from midwatch.checkpoint.identity import Identity
 from midwatch.checkpoint.load import VerifyingReader
 from midwatch.checkpoint.offers import Candidate
+from midwatch.checkpoint.problem import Problem
 from midwatch.checkpoint.restore import Restorer
 from midwatch.checkpoint.resume import Chooser, ResumePoint, agree, raise_remote
 from midwatch.checkpoint.rng import restore_rng
 from midwatch.checkpoint.tracked import Tracked
-from midwatch.checkpoint.verify import Problem
 from midwatch.core import CheckpointError, MidwatchError, Recorder
 from midwatch.storage import as_storage_error
 

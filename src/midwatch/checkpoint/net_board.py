@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from midwatch.checkpoint.board import Failure, RankFailedError, late, never
+from midwatch.checkpoint.board import MAX_NAMED, Failure, RankFailedError, late, never
 from midwatch.checkpoint.board_wire import (
     LENGTH_BYTES,
     MAX_GREETING_BYTES,
@@ -45,7 +45,6 @@ CONNECT_TIMEOUT_S = 5.0
 ANSWER_MARGIN_S = 5.0
 """Beyond the deadline of a wait, until a silent store counts as gone."""
 
-MAX_NAMED = 64
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
 

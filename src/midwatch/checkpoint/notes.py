@@ -44,6 +44,7 @@ class ProofNote(Owned, frozen=True, kw_only=True):
 
 
 Note = TypeVar("Note", RankNote, CommitNote, ProofNote)
+RanksNote = TypeVar("RanksNote", RankNote, ProofNote)
 
 
 def encode_note(note: RankNote | CommitNote | ProofNote) -> bytes:
@@ -58,7 +59,7 @@ def decode_note(data: bytes, kind: type[Note]) -> Note:
         raise CheckpointError("CK301", f"a mark on the board is not one of ours: {error}") from error
 
 
-def decode_all(marks: Mapping[str, bytes], kind: type[Note], owner: tuple[str, int, int, int]) -> list[Note]:
+def decode_all(marks: Mapping[str, bytes], kind: type[RanksNote], owner: tuple[str, int, int, int]) -> list[RanksNote]:
     """The notes, in the marks' order, each of this very save: ``owner`` is run, attempt, step and world size.
 
     Raises:
@@ -66,9 +67,9 @@ def decode_all(marks: Mapping[str, bytes], kind: type[Note], owner: tuple[str, i
     """
     notes = [decode_note(data, kind) for data in marks.values()]
     for mark, note in zip(marks, notes, strict=True):
-        found = getattr(note, "owner", None)
-        if found is not None and (found[:3] + found[4:] != owner or not mark.endswith(f".rank-{found[3]:05d}")):
-            raise CheckpointError("CK105", f"{mark} belongs to {found}")
+        run, attempt, step, rank, world_size = note.owner
+        if (run, attempt, step, world_size) != owner or not mark.endswith(f".rank-{rank:05d}"):
+            raise CheckpointError("CK105", f"{mark} belongs to {note.owner}")
     return notes
 
 

@@ -23,7 +23,8 @@ from midwatch.checkpoint.group import ControlGroup
 from midwatch.checkpoint.lineage import Outcome
 from midwatch.checkpoint.manifest import shard_file
 from midwatch.checkpoint.offers import Candidate, LocalCopy, Offers, Wish, buried
-from midwatch.checkpoint.verify import Problem, VerifyReport, verify_checkpoint
+from midwatch.checkpoint.problem import Problem
+from midwatch.checkpoint.verify import VerifyReport, verify_checkpoint
 from midwatch.core import CheckpointError, MidwatchError, Recorder, StorageError, error_from_dict
 from midwatch.storage import as_storage_error
 

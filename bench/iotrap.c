@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -85,12 +84,11 @@ const char *iotrap_fired_path(void) { return plan() ? shared->fired_path : ""; }
 static void lock(void) { while (__sync_lock_test_and_set(&shared->lock, 1)) sched_yield(); }
 static void unlock(void) { __sync_lock_release(&shared->lock); }
 
+static int is_watching(void) { return plan() && shared->watch[0]; }
 static int is_below(const char *path) {
     size_t n = strlen(shared->watch);
     return n && strncmp(path, shared->watch, n) == 0 && (path[n] == '/' || path[n] == 0);
 }
-
-static int is_watching(void) { return plan() && shared->watch[0]; }
 
 static int path_of_fd(int fd, char *out) {
     char link[64];

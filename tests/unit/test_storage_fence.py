@@ -52,16 +52,16 @@ def test_a_commit_missing_from_a_newer_inventory_is_late(tmp_path: Path) -> None
     early, late, own = "step-00000010-a0001", "step-00000020-a0001", "step-00000030-a0002"
     claim_attempt(tmp_path, run="r", inventory=[])
     claim_attempt(tmp_path, run="r", inventory=[early])
-    assert late_commits(tmp_path, [early, late, own]) == {late}
+    assert late_commits(tmp_path, dict.fromkeys([early, late, own], "r")) == {late}
     # A later claim that lists it does not make it good: attempt 2 had already begun without it.
     claim_attempt(tmp_path, run="r", inventory=[early, late, own])
-    assert late_commits(tmp_path, [early, late, own]) == {late}
+    assert late_commits(tmp_path, dict.fromkeys([early, late, own], "r")) == {late}
 
 
 def test_a_damaged_claim_still_fences_but_condemns_nothing(tmp_path: Path) -> None:
     claim_attempt(tmp_path, run="r", inventory=[])
     claim_attempt(tmp_path, run="r", inventory=[])
     (tmp_path / "attempts" / "a0002.json").write_bytes(b"{")
-    assert late_commits(tmp_path, ["step-00000010-a0001"]) == set()
+    assert late_commits(tmp_path, {"step-00000010-a0001": "r"}) == set()
     with pytest.raises(FencedError):
         Fence(tmp_path, 1).check()

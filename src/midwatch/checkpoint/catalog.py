@@ -19,9 +19,11 @@ from midwatch.checkpoint.manifest import (
     Manifest,
     decode_manifest,
 )
-from midwatch.checkpoint.verify import Problem, read_mark
+from midwatch.checkpoint.ownership import owner_of
+from midwatch.checkpoint.problem import Problem
+from midwatch.checkpoint.verify import read_mark
 from midwatch.core import SYSTEM_CLOCK, UNREADABLE, CheckpointError, CheckpointName, parse_checkpoint_name
-from midwatch.storage import canonical_json, late_commits, ops, read_regular, replace_symlink, write_atomic
+from midwatch.storage import late_commits, ops, read_regular, replace_symlink, write_json_atomic
 
 PARTIAL_SUFFIX = ".partial"
 LATEST = "latest"
@@ -98,7 +100,7 @@ def list_checkpoints(root: Path, *, run_dir: Path | None = None) -> list[Checkpo
     found = [info for path in _entries(root) if (info := _describe(path))]
     found += [_quarantined(path) for path in _entries(root / QUARANTINE) if _parse(path.name)]
     books_dir = run_dir if run_dir is not None else root.absolute().parent
-    late = late_commits(books_dir, [info.name for info in found if info.state in USABLE])
+    late = late_commits(books_dir, {info.name: info.run for info in found if info.state in USABLE})
     lineage = Lineage.of(books_dir)
     listed = [_placed(info, late, lineage) if info.state in USABLE else info for info in found]
     return sorted(listed, key=lambda info: (info.order, info.name), reverse=True)
@@ -280,7 +282,7 @@ def quarantine(
     source = root / name
     now_ns = SYSTEM_CLOCK.wall_ns()
     record = QuarantineReason(name=name, reason=reason, quarantined_ns=now_ns, problems=tuple(problems[:64]))
-    write_atomic(source / REASON_FILE, canonical_json(record) + b"\n")
+    write_json_atomic(source / REASON_FILE, record)
     ops.make_dirs(root / QUARANTINE)
     target = _free_place(root / QUARANTINE, name)
     ops.rename(source, target)
@@ -308,7 +310,7 @@ def _free_place(folder: Path, name: str) -> Path:
 def mark_suspect(root: Path, name: str, reason: str, *, run_dir: Path | None = None) -> None:
     """Flag a checkpoint whose contents, though intact, are not to be trusted; ``latest`` passes over it from now on."""
     record = {"reason": reason, "marked_ns": SYSTEM_CLOCK.wall_ns()}
-    write_atomic(root / name / SUSPECT_FILE, canonical_json(record) + b"\n")
+    write_json_atomic(root / name / SUSPECT_FILE, record)
     _repair_latest(root, run_dir)
 
 
@@ -330,19 +332,26 @@ def remove_checkpoint(root: Path, name: str) -> None:
     ops.fsync_dir(root)
 
 
-def sweep_leftovers(root: Path, attempt: int) -> tuple[str, ...]:
-    """The janitor: remove ``.partial`` folders and boards of attempts older than ``attempt``, which must hold the run.
+def sweep_leftovers(root: Path, attempt: int, *, run: str) -> tuple[str, ...]:
+    """The janitor: remove ``.partial`` folders and boards of attempts older than ``attempt``, which must hold ``run``.
 
-    A writer of such an attempt that is still alive fails at its next file operation, as it should.
+    A writer of such an attempt that is still alive fails at its next file operation, as it should. One of another run
+    that was given the same folder goes on.
     """
     removed: list[str] = []
-    for path in _entries(root):
-        parsed = _parse(path.name)
-        if parsed and path.suffix == PARTIAL_SUFFIX and parsed.attempt < attempt:
-            remove_checkpoint(root, path.name)
-            removed.append(path.name)
+    # Boards first: whose they are is told by the folder that is being written.
     for path in _entries(root / BOARD_FOLDER):
         parsed = _parse(path.name)
-        if parsed and parsed.attempt < attempt:
+        if parsed and parsed.attempt < attempt and _may_sweep(root, str(parsed), run):
             ops.remove_tree(path)
+    for path in _entries(root):
+        parsed = _parse(path.name)
+        is_old = parsed is not None and path.suffix == PARTIAL_SUFFIX and parsed.attempt < attempt
+        if is_old and owner_of(path) in ("", run):
+            remove_checkpoint(root, path.name)
+            removed.append(path.name)
     return tuple(removed)
+
+
+def _may_sweep(root: Path, name: str, run: str) -> bool:
+    return all(owner_of(root / place) in ("", run) for place in (f"{name}{PARTIAL_SUFFIX}", name))

@@ -31,6 +31,7 @@ from midwatch.checkpoint.manifest import (
     shard_file,
 )
 from midwatch.checkpoint.notes import CommitNote, LayoutCache, ProofNote, decode_all, decode_note, encode_note
+from midwatch.checkpoint.ownership import owner_of_part
 from midwatch.checkpoint.proof import prove_part, read_manifest, show_folder
 from midwatch.checkpoint.signing import SigningKey, load_key, sign, sign_mark
 from midwatch.checkpoint.verify import read_mark
@@ -136,6 +137,7 @@ class CommitProtocol:
         Durability: shard and receipt survive power loss when it returns.
         """
         self._fence.check()
+        self._refuse_another_runs()
         if self.final.exists():
             raise CheckpointError(
                 "CK301", f"{self.final} exists already: this attempt saved step {self.job.step} before"
@@ -155,6 +157,14 @@ class CommitProtocol:
         ops.fsync_dir(self.partial)
         self.board.post(rank_mark("receipt", self.job.rank), encode_note(note_of(receipt, self._receipt_data)))
         return receipt
+
+    def _refuse_another_runs(self) -> None:
+        """Two runs that were given one folder may come to the same name: neither may write into the other's."""
+        for folder in (self.partial, self.final):
+            owner = owner_of_part(folder, self.job.rank)
+            if owner not in ("", self.job.run):
+                message = f"{folder} belongs to run {owner}, this is run {self.job.run}: two runs save into one folder"
+                raise CheckpointError("CK203", message, hint="Give each run a checkpoint.dir of its own.", run=owner)
 
     def _receipt(self, digests: tuple[str, ...], kind: str) -> Receipt:
         job = self.job
@@ -346,6 +356,8 @@ class CommitProtocol:
 
     def _remove_own(self) -> None:
         """This rank's files of an earlier, failed try; a file is never written twice."""
+        if owner_of_part(self.partial, self.job.rank) not in ("", self.job.run):
+            return  # the save that failed was refused for that
         names = [shard_file(self.job.rank), receipt_file(self.job.rank)]
         if self.is_leader:
             names.append(MANIFEST_FILE)

@@ -38,7 +38,7 @@ def prune(job: SaveJob, tier: Tier, pending: Collection[str]) -> tuple[str, ...]
     stranded = stranded_commits(listing, job.attempt, protected)
     for name in (*doomed, *stranded):
         remove_checkpoint(root, name)
-    sweep_leftovers(root, job.attempt)
+    sweep_leftovers(root, job.attempt, run=job.run)
     if tier == "shared":
         _sweep_boards(job)
     return (*doomed, *stranded)

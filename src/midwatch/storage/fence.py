@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -132,15 +132,19 @@ class Fence:
             )
 
 
-def late_commits(run_dir: Path, committed_names: Iterable[str]) -> set[str]:
+def late_commits(run_dir: Path, committed: Mapping[str, str]) -> set[str]:
     """The checkpoints committed by an attempt after it had been superseded: never resume from these.
 
     A name of attempt ``a`` is late when some claim ``b > a`` does not list it in its inventory.
+
+    Args:
+        committed: Names, each with its run: a claim says nothing about another run's attempts.
     """
     claims = read_claims(run_dir)
     late: set[str] = set()
-    for name in committed_names:
+    for name, run in committed.items():
         parsed = parse_checkpoint_name(name)
-        if parsed and any(claim.attempt > parsed.attempt and name not in claim.inventory for claim in claims):
+        newer = (claim for claim in claims if parsed and claim.attempt > parsed.attempt and claim.run == run)
+        if any(name not in claim.inventory for claim in newer):
             late.add(name)
     return late

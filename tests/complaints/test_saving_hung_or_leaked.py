@@ -20,7 +20,7 @@ from torch_worlds import run_world
 
 import midwatch
 from midwatch.audit import read_ledger
-from midwatch.checkpoint import Checkpointer, Identity, collect
+from midwatch.checkpoint import Checkpointer, ControlGroup, Identity, collect
 from midwatch.checkpoint.format import SaveEvent, TensorSpec, list_checkpoints
 from midwatch.checkpoint.pipeline import run_save
 from midwatch.config import CheckpointConfig
@@ -151,6 +151,7 @@ def save_alone(rank: int, world_size: int, run_dir: str) -> Any:
     config = CheckpointConfig(commit_timeout_s=2.0)
     identity = Identity(run="mine", rank=rank, world_size=world_size)
     ckpt = Checkpointer(Path(run_dir), config, identity=identity, recorder=notes)
+    ckpt.group = ControlGroup(rank, world_size, timeout_s=20.0)  # what hangs shall fail the test and not time it out
     ckpt.track(**training.tracked)
 
     def save(step: int) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from midwatch.checkpoint.format import CheckpointInfo, ExportReport, export_safetensors, newest_verified
+from midwatch.checkpoint.format import CheckpointInfo, ExportReport, export_safetensors
 from midwatch.cli._output import exits, json_option, plain, say, show_json
-from midwatch.cli._places import Place, find_place, pick
-from midwatch.core import CheckpointError, format_bytes
+from midwatch.cli._places import find_place, path_argument, pick_or_newest, selection_argument
+from midwatch.core import format_bytes
 
 
 @click.command(
@@ -18,8 +18,8 @@ from midwatch.core import CheckpointError, format_bytes
     epilog=exits(65, 74, e65="no such checkpoint, or damaged: nothing is left behind", e74="no room, or a disk error")
     + " Example: midwatch ckpt export RUN 500 --to weights --format safetensors --only model",
 )
-@click.argument("path", metavar="[PATH]", required=False, type=click.Path(path_type=Path))
-@click.argument("selection", metavar="[NAME|STEP]", required=False)
+@path_argument
+@selection_argument
 @click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="A folder that is not there yet.")
 @click.option(
     "--format",
@@ -47,20 +47,12 @@ def export(
     """
     if target.exists():
         raise click.UsageError(f"{target} exists, and nothing is overwritten: give another folder")
-    place = find_place(path)
-    info = _choose(place, selection)
+    info = pick_or_newest(find_place(path), selection)
     report = _export(kind)(Path(info.path), target, tuple(sections), is_dry_run=dry_run)
     if is_json:
         show_json({"name": info.name, "step": info.step, "format": kind, "dry_run": dry_run, "report": report})
         return
     _show(info, report, dry_run=dry_run)
-
-
-def _choose(place: Place, selection: str | None) -> CheckpointInfo:
-    info = pick(place, selection) or newest_verified(place.root, run_dir=place.run_dir)
-    if info is None:
-        raise CheckpointError("CK201", f"no verified checkpoint in {place.root}", path=str(place.root))
-    return info
 
 
 def _export(kind: str):

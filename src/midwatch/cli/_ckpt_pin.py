@@ -9,10 +9,8 @@ import click
 from midwatch.checkpoint.format import CheckpointInfo, pin_checkpoint, unpin_checkpoint
 from midwatch.cli._by_hand import facts, record_by_hand
 from midwatch.cli._output import exits, json_option, plain, say, show_json
-from midwatch.cli._places import Place, find_place, pick
+from midwatch.cli._places import Place, find_place, path_argument, pick, selection_argument
 
-_path = click.argument("path", metavar="[PATH]", required=False, type=click.Path(path_type=Path))
-_selection = click.argument("selection", metavar="[NAME|STEP]", required=False)
 _dry_run = click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
 _EXITS = exits(65, 73, 74, e65="no such checkpoint, or it is torn")
 
@@ -24,8 +22,8 @@ def _label(_context: click.Context, _option: click.Parameter, value: str) -> str
 
 
 @click.command("pin", epilog=_EXITS + " Example: midwatch ckpt pin RUN 500 --label 'paper, table 2'")
-@_path
-@_selection
+@path_argument
+@selection_argument
 @click.option("--label", required=True, callback=_label, metavar="TEXT", help="Why it is kept, for whoever asks.")
 @_dry_run
 @json_option
@@ -46,8 +44,8 @@ def pin(path: Path | None, selection: str | None, label: str, dry_run: bool, is_
 
 
 @click.command("unpin", epilog=_EXITS + " Example: midwatch ckpt unpin RUN 500")
-@_path
-@_selection
+@path_argument
+@selection_argument
 @_dry_run
 @json_option
 def unpin(path: Path | None, selection: str | None, dry_run: bool, is_json: bool) -> None:

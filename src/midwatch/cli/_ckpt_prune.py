@@ -11,6 +11,7 @@ import msgspec
 
 from midwatch.audit import read_ledger
 from midwatch.checkpoint.format import (
+    CheckpointInfo,
     RetentionPlan,
     list_checkpoints,
     plan_retention,
@@ -19,7 +20,7 @@ from midwatch.checkpoint.format import (
 )
 from midwatch.cli._by_hand import claims_folder, facts, in_use, record_by_hand, run_id
 from midwatch.cli._output import exits, json_option, plain, say, show_json, table
-from midwatch.cli._places import Place, find_place
+from midwatch.cli._places import Place, find_place, path_argument
 from midwatch.config import CheckpointConfig, load_config
 from midwatch.core import format_bytes
 from midwatch.storage import Fence, newest_attempt
@@ -32,7 +33,7 @@ from midwatch.storage import Fence, newest_attempt
     )
     + " Example: midwatch ckpt prune RUN --dry-run",
 )
-@click.argument("path", metavar="[PATH]", required=False, type=click.Path(path_type=Path))
+@path_argument
 @click.option("--dry-run", is_flag=True, help="Print the plan; change nothing.")
 @click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="As checkpoint.keep_last.")
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="The TOML file of the run.")
@@ -56,7 +57,10 @@ def prune(
     rules, source = _rules(place, config_file, told)
     fence = Fence(claims_folder(place), newest_attempt(claims_folder(place)))
     listing = list_checkpoints(place.root, run_dir=place.run_dir)
-    plan = plan_retention(listing, policy_of(rules.keep_last, rules.keep), in_use(place), run=run_id(place))
+    run = run_id(place)
+    if not run:
+        _refuse_several_runs(place, listing)
+    plan = plan_retention(listing, policy_of(rules.keep_last, rules.keep), in_use(place), run=run)
     sizes = {info.name: info.size_bytes for info in listing}
     if not is_json:
         _show(plan, rules, source)
@@ -69,6 +73,18 @@ def prune(
         return
     done = "would be removed" if dry_run else "removed"
     say(f"{len(plan.doomed)} of {len(listing)} {done}, {format_bytes(freed)}", fg="yellow" if plan.doomed else "green")
+
+
+def _refuse_several_runs(place: Place, listing: Sequence[CheckpointInfo]) -> None:
+    """Whose rules are meant? One run's newest would push out all of another's.
+
+    Raises:
+        click.UsageError: The folder belongs to no run that is known, and several have saved there.
+    """
+    runs = sorted({info.run for info in listing if info.run})
+    if len(runs) > 1:
+        several = f"{plain(place.root)} holds checkpoints of {len(runs)} runs ({plain(', '.join(runs))})"
+        raise click.UsageError(f"{several}: name the folder of the run that is meant")
 
 
 def _rules(place: Place, config_file: Path | None, told: Sequence[str]) -> tuple[CheckpointConfig, str]:

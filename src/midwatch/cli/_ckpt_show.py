@@ -14,19 +14,19 @@ from midwatch.checkpoint.format import (
     TensorStats,
     decode_manifest,
     group_stats,
-    newest_verified,
     read_stats,
 )
 from midwatch.cli._output import exits, json_option, pairs, plain, say, show_json, table, when
-from midwatch.cli._places import find_place, pick
+from midwatch.cli._places import find_place, path_argument, pick_or_newest, selection_argument
 from midwatch.core import CheckpointError, format_bytes
+from midwatch.storage import read_regular
 
 MAX_NAMED = 16
 
 
 @click.command("show", epilog=exits(65, e65="no such checkpoint") + " Example: midwatch ckpt show RUN latest --tensors")
-@click.argument("path", metavar="[PATH]", required=False, type=click.Path(path_type=Path))
-@click.argument("selection", metavar="[NAME|STEP]", required=False)
+@path_argument
+@selection_argument
 @click.option("--tensors", is_flag=True, help="List every tensor with its type, shape and statistics.")
 @json_option
 def show(path: Path | None, selection: str | None, tensors: bool, is_json: bool) -> None:
@@ -36,12 +36,9 @@ def show(path: Path | None, selection: str | None, tensors: bool, is_json: bool)
 
     PATH is a run folder, a folder of checkpoints or one checkpoint; without it, the run folder configured here.
     """
-    place = find_place(path)
-    info = pick(place, selection) or newest_verified(place.root, run_dir=place.run_dir)
-    if info is None:
-        raise CheckpointError("CK201", f"no verified checkpoint in {place.root}", path=str(place.root))
+    info = pick_or_newest(find_place(path), selection)
     try:
-        manifest = decode_manifest((Path(info.path) / MANIFEST_FILE).read_bytes())
+        manifest = decode_manifest(read_regular(Path(info.path) / MANIFEST_FILE))
     except (OSError, CheckpointError):
         manifest = None  # torn or damaged: what the listing knows is all there is
     stats, notes = read_stats(Path(info.path), manifest) if manifest else ({}, [])

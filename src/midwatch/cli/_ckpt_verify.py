@@ -13,6 +13,8 @@ import click
 import msgspec
 
 from midwatch.checkpoint.format import (
+    PARTIAL_SUFFIX,
+    USABLE,
     Problem,
     SigningKey,
     VerifyReport,
@@ -25,12 +27,10 @@ from midwatch.checkpoint.format import (
     verify_checkpoint,
 )
 from midwatch.cli._output import exits, json_option, plain, say, show_json
-from midwatch.cli._places import Place, find_place, pick
+from midwatch.cli._places import Place, find_place, path_argument, pick, selection_argument
 from midwatch.cli._progress import ByteCounter
 from midwatch.config import TrustConfig
 from midwatch.core import EXIT_DATA, EXIT_OK, CheckpointError, format_bytes, parse_checkpoint_name
-
-_USABLE = ("verified", "committed")
 
 Load = Literal["sample", "full"]
 
@@ -49,8 +49,8 @@ class _How(msgspec.Struct, frozen=True, kw_only=True):
     epilog=exits(65, 78, e65="damaged, not signed with the key, or nothing to verify", e78="the key cannot be used")
     + " Examples: midwatch ckpt verify RUN 500; midwatch ckpt verify --all RUNS --json",
 )
-@click.argument("path", metavar="[PATH]", required=False, type=click.Path(path_type=Path))
-@click.argument("selection", metavar="[NAME|STEP]", required=False)
+@path_argument
+@selection_argument
 @click.option("--all", "is_all", is_flag=True, help="Every checkpoint of every run in PATH or below it, one line each.")
 @click.option("--quick", is_flag=True, help="Records, sizes, headers and coverage only; do not read the tensors.")
 @click.option("--key", metavar="FILE", default="", help="Refuse what was not signed with this key.")
@@ -127,9 +127,9 @@ def _to_verify(place: Place, selection: str | None) -> list[Path]:
         return [Path(chosen.path)]
     listed = list_checkpoints(place.root, run_dir=place.run_dir)
     # A torn folder under a committed name has lost its manifest: that is damage, not work in progress.
-    damaged = [info for info in listed if info.state == "torn" and not info.name.endswith(".partial")]
+    damaged = [info for info in listed if info.state == "torn" and not info.name.endswith(PARTIAL_SUFFIX)]
     adopted = [path for path, _ in list_adopted(place.root)]
-    return [Path(info.path) for info in listed if info.state in _USABLE or info in damaged] + adopted
+    return [Path(info.path) for info in listed if info.state in USABLE or info in damaged] + adopted
 
 
 def _below(place: Place, path: Path | None) -> Iterator[Path]:

@@ -8,13 +8,22 @@ import click
 import msgspec
 
 from midwatch.audit import read_ledger
-from midwatch.checkpoint.format import MANIFEST_FILE, CheckpointInfo, is_adopted, list_checkpoints
+from midwatch.checkpoint.format import (
+    MANIFEST_FILE,
+    QUARANTINE,
+    CheckpointInfo,
+    is_adopted,
+    list_checkpoints,
+    newest_verified,
+)
 from midwatch.config import load_config, read_rank_env, resolve_paths
 from midwatch.core import CheckpointError, SuperviseError, parse_checkpoint_name
 
 _RUN_MARKS = ("run.json", "ledger", "attempts", "checkpoints", "supervisor")
 
 run_argument = click.argument("run", metavar="[RUN]", required=False, type=click.Path(path_type=Path))
+path_argument = click.argument("path", metavar="[PATH]", required=False, type=click.Path(path_type=Path))
+selection_argument = click.argument("selection", metavar="[NAME|STEP]", required=False)
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +60,7 @@ def find_place(path: Path | None) -> Place:
         raise CheckpointError("CK201", f"{path} is not a folder", path=str(path))
     if (path / MANIFEST_FILE).is_file() or _is_checkpoint_name(path.resolve().name):
         folder = path.resolve()
-        root = folder.parent.parent if folder.parent.name == "quarantine" else folder.parent
+        root = folder.parent.parent if folder.parent.name == QUARANTINE else folder.parent
         return Place(root=root, run_dir=_run_of(root), checkpoint=folder)
     if any((path / mark).exists() for mark in _RUN_MARKS):
         return Place(root=checkpoint_folder(path), run_dir=path)
@@ -94,6 +103,18 @@ def pick(place: Place, selection: str | None) -> CheckpointInfo | None:
         raise CheckpointError("CK201", f"no checkpoint {selection} in {place.root}", path=str(place.root))
     # Of several for one step the best state, then the newest attempt.
     return max(found, key=lambda info: (_STATES.index(info.state), info.order))
+
+
+def pick_or_newest(place: Place, selection: str | None) -> CheckpointInfo:
+    """The checkpoint that was named, else the newest verified one.
+
+    Raises:
+        CheckpointError: CK201 there is none.
+    """
+    info = pick(place, selection) or newest_verified(place.root, run_dir=place.run_dir)
+    if info is None:
+        raise CheckpointError("CK201", f"no verified checkpoint in {place.root}", path=str(place.root))
+    return info
 
 
 _STATES = ("torn", "quarantined", "fenced", "committed", "verified")

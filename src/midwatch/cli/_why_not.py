@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from midwatch.audit import merged, read_run
+from midwatch.audit import merged
 from midwatch.checkpoint.format import (
+    USABLE,
     CheckpointInfo,
     Lineage,
     Problem,
@@ -18,12 +19,11 @@ from midwatch.checkpoint.format import (
     shard_file,
     verify_checkpoint,
 )
+from midwatch.cli._by_hand import run_id
 from midwatch.cli._output import when
 from midwatch.cli._places import Place, checkpoint_folder
 from midwatch.config import ResumeConfig
 from midwatch.core import LedgerError
-
-_USABLE = ("verified", "committed")
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ def judge_all(place: Place, *, deep: bool, key: SigningKey | None = None) -> lis
     winner = ""
     found: dict[str, Answer] = {}
     for number, info in enumerate(tried):
-        has_older = any(other.is_trusted and other.state in _USABLE for other in tried[number + 1 :])
+        has_older = any(other.is_trusted and other.state in USABLE for other in tried[number + 1 :])
         found[info.path] = _judge(info, rules, winner, deep=deep, has_older=has_older)
         winner = winner or (info.name if found[info.path].would_resume else "")
     return [(found[info.path], info) for info in listed]
@@ -137,7 +137,7 @@ def _rules(place: Place, listed: list[CheckpointInfo]) -> Rules:
     proven = proven_attempts((info.attempt, info.state) for info in listed)
     tried = {info.name: tuple(lineage.failed_attempts(info.name, proven)) for info in listed}
     return Rules(
-        run=_run_id(place),
+        run=run_id(place),
         config_hash=_last_config(place.run_dir),
         tried={name: attempts for name, attempts in tried.items() if attempts},
         is_local=_is_local(place),
@@ -157,11 +157,6 @@ def _last_config(run_dir: Path) -> str:
         return ""
     hashes = [str(line.data.get("config_hash", "")) for line in lines if line.event == "run.attached"]
     return hashes[-1] if hashes else ""
-
-
-def _run_id(place: Place) -> str:
-    info = read_run(place.run_dir) if place.run_dir else None
-    return info.run if info else ""
 
 
 def remember(place: Place, selection: str) -> list[str]:

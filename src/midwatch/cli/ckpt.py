@@ -23,13 +23,9 @@ from midwatch.cli._ckpt_prune import prune
 from midwatch.cli._ckpt_show import show
 from midwatch.cli._ckpt_verify import problem_line, verify
 from midwatch.cli._output import exits, json_option, plain, say, show_json, table, when
-from midwatch.cli._places import Place, find_place, pick
+from midwatch.cli._places import Place, find_place, path_argument, pick, selection_argument
 from midwatch.cli._why_not import Answer, judge_all, remember
 from midwatch.core import EXIT_DATA, EXIT_OK, CheckpointError, format_bytes
-
-_USABLE = ("verified", "committed")
-_path = click.argument("path", metavar="[PATH]", required=False, type=click.Path(path_type=Path))
-_selection = click.argument("selection", metavar="[NAME|STEP]", required=False)
 
 
 @click.group("ckpt", short_help="List, verify, compare, keep and take away checkpoints.")
@@ -45,7 +41,7 @@ for _verb in (verify, show, diff, prune, pin, unpin, export, adopt_command):
 
 
 @command.command("ls", epilog=exits(65, e65="no such folder") + " Example: midwatch ckpt ls RUN")
-@_path
+@path_argument
 @json_option
 def ls(path: Path | None, is_json: bool) -> None:
     """List checkpoints, newest first. A star marks the one a resume would take if it is intact.
@@ -100,8 +96,8 @@ def _row(info: CheckpointInfo, *, is_newest: bool) -> tuple[object, ...]:
     epilog=exits(65, 78, e65="the one named, or every one, would not be resumed from", e78="the key cannot be used")
     + " Examples: midwatch ckpt why-not RUN; midwatch ckpt why-not RUN 500",
 )
-@_path
-@_selection
+@path_argument
+@selection_argument
 @click.option("--quick", is_flag=True, help="Do not read the tensors: a damaged one may pass.")
 @click.option("--key", metavar="FILE", default="", help="The run's signing key.")
 @json_option

@@ -235,3 +235,17 @@ def test_a_dry_pin_pins_nothing(run: Path) -> None:
     assert "would no longer be pinned" in call("unpin", run, 10, "--dry-run").output
     assert (folder(run, 10) / "PIN.json").exists()
     assert len(by_hand(run)) == 1
+
+
+def test_a_prune_in_a_folder_of_several_runs_did_not_take_one_for_the_others_past(run: Path, tmp_path: Path) -> None:
+    other = SmallRun(tmp_path / "other")
+    other.run_id = "r20250101-ffffffff"
+    for _ in range(3):
+        other.claim()
+    other.save(50)
+    shutil.copytree(run / "checkpoints", tmp_path / "both" / "place", symlinks=True)
+    shutil.copytree(other.root / other.name(50), tmp_path / "both" / "place" / other.name(50))
+    refused = call("prune", tmp_path / "both" / "place", "--keep-last", 1)
+    assert refused.exit_code == 2
+    assert "2 runs" in refused.output
+    assert all((tmp_path / "both" / "place" / name(step)).exists() for step in STEPS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -65,3 +66,9 @@ def test_a_damaged_claim_still_fences_but_condemns_nothing(tmp_path: Path) -> No
     assert late_commits(tmp_path, {"step-00000010-a0001": "r"}) == set()
     with pytest.raises(FencedError):
         Fence(tmp_path, 1).check()
+
+
+def test_a_pipe_in_place_of_a_claim_is_skipped_without_waiting(tmp_path: Path) -> None:
+    claim_attempt(tmp_path, run="r", inventory=[])
+    os.mkfifo(tmp_path / "attempts" / "a0002.json")
+    assert [claim.attempt for claim in read_claims(tmp_path)] == [1]

@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from midwatch.storage import (
     ops,
     read_chunks,
     read_json,
+    read_regular,
     read_uncached,
     replace_symlink,
     root_digest,
@@ -169,3 +171,14 @@ def test_json_that_does_not_fit_is_refused_with_its_path(tmp_path: Path) -> None
     assert read_json(tmp_path / "x.json", dict[str, int]) == {"a": 1}
     with pytest.raises(StorageError, match=r"x\.json"):
         read_json(tmp_path / "x.json", dict[str, str])
+
+
+@pytest.mark.parametrize("read", [read_regular, read_uncached])
+def test_a_record_that_claims_to_be_a_terabyte_is_refused_and_not_read(
+    tmp_path: Path, read: Callable[[Path], bytes]
+) -> None:
+    path = tmp_path / "MANIFEST.json"
+    path.touch()
+    os.truncate(path, 2**40)
+    with pytest.raises(OSError, match="too long"):
+        read(path)

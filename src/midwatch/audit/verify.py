@@ -16,6 +16,7 @@ import msgspec
 from midwatch.audit.line import GENESIS, LedgerLine, decode_line, stored_hash
 from midwatch.audit.reading import ledger_files
 from midwatch.core import UNREADABLE, LedgerError
+from midwatch.storage import read_regular
 
 ProblemKind = Literal["edited", "removed", "moved", "replaced", "torn", "cut", "missing"]
 
@@ -175,7 +176,7 @@ def _manifest_heads(checkpoints: Path) -> Iterator[tuple[Path, str]]:
     for folder in ("step-*", "quarantine/step-*"):
         for path in sorted(checkpoints.glob(f"{folder}/MANIFEST.json")):
             try:
-                head = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("ledger_head")
+                head = msgspec.json.decode(read_regular(path), type=dict[str, Any]).get("ledger_head")
             except (OSError, *UNREADABLE):
                 continue
             if isinstance(head, str) and head not in ("", GENESIS):

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from midwatch.core import CheckpointError, MidwatchError
-from midwatch.storage import canonical_json, ops
+from midwatch.storage import canonical_json, ops, read_regular
 
 FIRST_PAUSE_S = 0.002
 LONGEST_PAUSE_S = 0.05
@@ -126,7 +126,7 @@ class FileBoard:
 
     def _failure(self) -> Failure | None:
         try:
-            return msgspec.json.decode(self._path("failed").read_bytes(), type=Failure)
+            return msgspec.json.decode(read_regular(self._path("failed")), type=Failure)
         except FileNotFoundError:
             return None
 
@@ -157,7 +157,7 @@ class FileBoard:
 
     def _read(self, marks: Sequence[str]) -> dict[str, bytes]:
         try:
-            return {mark: self._path(mark).read_bytes() for mark in marks}
+            return {mark: read_regular(self._path(mark)) for mark in marks}
         except FileNotFoundError as error:
             raise CheckpointError("CK301", f"{self.folder.name}: the board was removed during the save") from error
 

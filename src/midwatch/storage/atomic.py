@@ -11,6 +11,7 @@ import msgspec
 
 from midwatch.core import UNREADABLE, StorageError
 from midwatch.storage import ops
+from midwatch.storage.reading import read_regular
 
 T = TypeVar("T")
 
@@ -100,6 +101,6 @@ def read_json(path: Path, type: type[T]) -> T:  # noqa: A002 - the word msgspec 
         StorageError: ST103 when the file is missing, unreadable or not of that type.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=type)
+        return msgspec.json.decode(read_regular(path), type=type)
     except (OSError, *UNREADABLE) as error:
         raise StorageError("ST103", f"cannot read {path}: {error}", path=str(path)) from error

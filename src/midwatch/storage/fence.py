@@ -22,6 +22,7 @@ import msgspec
 from midwatch.core import SYSTEM_CLOCK, UNREADABLE, FencedError, attempt_name, parse_checkpoint_name
 from midwatch.storage import ops
 from midwatch.storage.atomic import canonical_json, create_exclusive
+from midwatch.storage.reading import read_regular
 
 _CLAIM = re.compile(r"a(\d{4,})\.json")
 
@@ -106,7 +107,7 @@ def read_claims(run_dir: Path) -> list[AttemptClaim]:
     claims: list[AttemptClaim] = []
     for attempt in sorted(_attempts(run_dir)):
         try:
-            data = (_folder(run_dir) / f"{attempt_name(attempt)}.json").read_bytes()
+            data = read_regular(_folder(run_dir) / f"{attempt_name(attempt)}.json")
             claims.append(msgspec.json.decode(data, type=AttemptClaim))
         except (OSError, *UNREADABLE):
             continue

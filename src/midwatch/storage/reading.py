@@ -28,9 +28,19 @@ def open_regular(path: Path) -> int:
     return fd
 
 
+MAX_RECORD_BYTES = 2**30
+"""The longest record there is (a receipt of millions of tensors) is far shorter; a file may claim any length."""
+
+
 def read_regular(path: Path) -> bytes:
-    """A small file, from the page cache if it is there. Raises as ``open_regular``."""
-    with os.fdopen(open_regular(path), "rb") as file:
+    """A small file, from the page cache if it is there. Raises as ``open_regular``; EFBIG for what is not small."""
+    return _read_small(open_regular(path), path)
+
+
+def _read_small(fd: int, path: Path) -> bytes:
+    with os.fdopen(fd, "rb") as file:
+        if (size := os.fstat(fd).st_size) > MAX_RECORD_BYTES:
+            raise OSError(errno.EFBIG, f"{size} bytes, too long for a record", str(path))
         return file.read()
 
 
@@ -125,6 +135,5 @@ class _Source:
 
 
 def read_uncached(path: Path) -> bytes:
-    """A small file from the medium."""
-    with os.fdopen(_open_uncached(path), "rb") as file:
-        return file.read()
+    """A small file from the medium. Raises as ``read_regular``."""
+    return _read_small(_open_uncached(path), path)

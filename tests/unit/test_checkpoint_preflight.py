@@ -106,16 +106,6 @@ def test_a_folder_that_cannot_be_made_is_missing(tmp_path: Path) -> None:
     assert "cannot make the folder of the shared tier" in caught.value.message
 
 
-def test_shared_memory_below_one_slot_is_refused_with_its_own_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    roomy(monkeypatch, free_bytes=64 * 10**6)
-    with pytest.raises(StorageError) as caught:
-        ask(Place(tier="memory", path=tmp_path), own=GB)
-    assert caught.value.code == "ST105"
-    assert "64.0 MB free, this rank needs 1.0 GB to stage a checkpoint" in caught.value.message
-
-
 # --- what works, but not for long -------------------------------------------------------------------------------------
 
 
@@ -165,17 +155,6 @@ def test_few_inodes_are_told_beside_bytes(tmp_path: Path, monkeypatch: pytest.Mo
     assert ask(shared(tmp_path, ranks=10), keep=3) == []
 
 
-def test_shared_memory_for_one_slot_of_two_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    roomy(monkeypatch, free_bytes=3 * GB // 2)
-    (short,) = ask(Place(tier="memory", path=tmp_path), own=GB, in_flight=2)
-    assert "checkpoint.staging.slots" in short.message
-
-
-def test_a_rank_that_need_not_try_the_mount_does_not(tmp_path: Path) -> None:
-    refusing("create", errno.EACCES)
-    assert ask(shared(tmp_path, is_probed=False)) == []
-
-
 # --- before each save -------------------------------------------------------------------------------------------------
 
 
@@ -187,7 +166,7 @@ def look(watch: SpaceWatch, monkeypatch: pytest.MonkeyPatch, saves: float, inode
 def test_the_alarm_comes_one_save_early_and_once_per_tightening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = SpaceWatch([shared(tmp_path), Place(tier="memory", path=tmp_path)])
+    watch = SpaceWatch([shared(tmp_path)])
     assert look(watch, monkeypatch, 5) == []
     assert look(watch, monkeypatch, 2) == []
     assert len(look(watch, monkeypatch, 1.9)) == 1

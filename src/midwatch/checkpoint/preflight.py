@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from midwatch.checkpoint.catalog import list_checkpoints
+from midwatch.checkpoint.jobs import Tier
 from midwatch.core import StorageError, format_bytes
 from midwatch.storage import NEED_INODES, RESERVE_BYTES, Space, as_storage_error, free_space, ops
 
@@ -27,18 +28,14 @@ PROBE_PREFIX = ".midwatch-probe-"
 FILES_A_RANK = 4
 """Shard, receipt, statistics and a mark on the board."""
 
-PlaceTier = Literal["shared", "local", "memory"]
-
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder that saves go to. ``memory`` is where the staging buffers lie (``/dev/shm``)."""
+    """A folder that saves go to. One rank a node asks for it: the mount is the node's."""
 
-    tier: PlaceTier
+    tier: Tier
     path: Path
     ranks: int = 1
-    """Ranks that write there: all of them (shared), the node's (local). In memory each rank asks for itself."""
-    is_probed: bool = True
-    """Write, sync and remove a file there. One rank a node is enough: the mount is the node's."""
+    """Ranks that write there: all of them (shared), the node's (local)."""
 
     def save_bytes(self, own_bytes: int, all_bytes: int) -> int:
         """One save as this folder gets it."""
@@ -52,7 +49,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 class Shortage(msgspec.Struct, frozen=True, kw_only=True):
     """It works, but not for long, or not as comfortably as configured."""
 
-    tier: PlaceTier
+    tier: Tier
     path: str
     what: Literal["bytes", "inodes"]
     free: int
@@ -83,28 +80,24 @@ def preflight(
         own_bytes: This rank's part of one save.
         all_bytes: One save of all ranks.
         keep: Places that retention fills (``retain.places_of``); those that are full already take no more room.
-        in_flight: Saves that may lie there unfinished beside the kept ones; in memory: staging slots.
+        in_flight: Saves that may lie there unfinished beside the kept ones.
 
     Returns:
         What is less than comfortable.
 
     Raises:
         StorageError: ST101 no room (or quota) for even one save, ST102 a folder cannot be made or written, ST103 the
-            disk fails to sync, ST105 shared memory does not hold one staging slot.
+            disk fails to sync.
 
-    Blocking: one small write and two syncs a probed folder.
+    Blocking: one small write and two syncs a folder.
     """
     shortages: list[Shortage] = []
     for place in places:
         one = place.save_bytes(own_bytes, all_bytes)
-        if place.tier == "memory":
-            shortages += _memory(place, one, in_flight)
-            continue
         _make(place)
         _refuse_no_room(place, one)
-        if place.is_probed:
-            probe = probe_folder(place.path, reserve_bytes=own_bytes)
-            _log.info("%s: a synced block takes %.4f s, direct writes: %s", place.path, probe.seconds, probe.is_direct)
+        probe = probe_folder(place.path, reserve_bytes=own_bytes)
+        _log.info("%s: a synced block takes %.4f s, direct writes: %s", place.path, probe.seconds, probe.is_direct)
         shortages += _disk(place, one, keep, in_flight)
     return shortages
 
@@ -200,20 +193,6 @@ def _disk(place: Place, one: int, keep: int, in_flight: int) -> Iterator[Shortag
         yield _shortage(place, "inodes", space.free_inodes, inodes, message)
 
 
-def _memory(place: Place, one: int, slots: int) -> Iterator[Shortage]:
-    free = _space(place).free_bytes
-    what = f"{place.path} has {format_bytes(free)} free"
-    if free < one:
-        message = f"{what}, this rank needs {format_bytes(one)} to stage a checkpoint"
-        raise StorageError("ST105", message, path=str(place.path), free_bytes=free, need_bytes=one)
-    if free < slots * one:
-        message = (
-            f"{what}, {format_bytes(slots * one)} needed for {slots} staging slots: enlarge it "
-            "(containers: --shm-size) or lower checkpoint.staging.slots"
-        )
-        yield _shortage(place, "bytes", free, slots * one, message)
-
-
 def _shortage(place: Place, what: Literal["bytes", "inodes"], free: int, needed: int, message: str) -> Shortage:
     return Shortage(tier=place.tier, path=str(place.path), what=what, free=free, needed=needed, message=message)
 
@@ -225,7 +204,7 @@ class SpaceWatch:
     """
 
     def __init__(self, places: Sequence[Place]) -> None:
-        self._places = tuple(place for place in places if place.tier != "memory")
+        self._places = tuple(places)
         self._told: dict[tuple[str, str], int] = {}
 
     def look(self, *, own_bytes: int, all_bytes: int, in_flight: int = 1) -> list[Shortage]:

@@ -1,4 +1,4 @@
-"""Asking for room on a rank's behalf: one rank a node asks for the folders, each for its own staging memory."""
+"""Asking for room on behalf of all ranks of a node, which one of them does."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RoomWatch:
         )
 
     def look(self, own_bytes: int, slots: int) -> None:
-        """Before each save's bytes go out: one question a folder."""
+        """At each save, when its copy is done: one question a folder."""
         self._tell(self._watch.look(own_bytes=own_bytes, all_bytes=self._all_bytes(own_bytes), in_flight=slots))
 
     def _all_bytes(self, own_bytes: int) -> int:

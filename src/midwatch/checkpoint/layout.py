@@ -137,7 +137,7 @@ class LayoutMemo:
         fixed = frozenset(pinned)
         fingerprint = (rank, world_size, fixed, [(key, *_kind(tensor)) for key, tensor in tensors.items()])
         if fingerprint == self._fingerprint:
-            return [Piece(key, _local(tensors[key]), offsets, shape) for key, offsets, shape in self._places]
+            return [Piece(key, local_part(tensors[key]), offsets, shape) for key, offsets, shape in self._places]
         sharded = {key: tensor for key, tensor in tensors.items() if isinstance(tensor, DTensor)}
         plain = {key: tensor for key, tensor in tensors.items() if key not in sharded}
         pieces = plain_pieces(plain, rank, world_size, fixed) + sharded_pieces(sharded)
@@ -152,7 +152,8 @@ def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.shape
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of it, live."""
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 

@@ -17,6 +17,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from midwatch.checkpoint.layout import local_part
+
 _SWITCHES = ("foreach", "fused", "capturable", "differentiable")
 """Ways to compute the same: they change no layout, and some refuse stand-ins."""
 
@@ -35,17 +37,12 @@ def predicted_state(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> 
         kinds: dict[Any, dict[str, Any]] = {}
         for parameter in cast("list[nn.Parameter]", group["params"]):
             if parameter.requires_grad and parameter in names:
-                local = _local(parameter)
+                local = local_part(parameter)
                 kind = local.shape, local.dtype
                 if kind not in kinds:
                     kinds[kind] = _first_state(optimizer, group, local)
                 found[names[parameter]] = _spread(kinds[kind], parameter)
     return {name: state for name, state in found.items() if state}
-
-
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    data = parameter.detach()
-    return data.to_local() if isinstance(data, DTensor) else data
 
 
 def _first_state(optimizer: Optimizer, group: Mapping[str, Any], like: torch.Tensor) -> dict[str, Any]:
@@ -79,7 +76,7 @@ def _spread(state: Mapping[str, Any], parameter: nn.Parameter) -> dict[str, Any]
     """State of a sharded parameter is sharded as it is."""
     if not isinstance(parameter.data, DTensor):
         return dict(state)
-    local = _local(parameter)
+    local = local_part(parameter)
     return {
         name: torch.empty_like(parameter.detach(), dtype=value.dtype, device="meta")
         if isinstance(value, torch.Tensor) and value.shape == local.shape

@@ -202,7 +202,7 @@ def test_why_not_quarantined_gives_the_reason(run: Path) -> None:
 
 def test_why_not_fenced(run: Path) -> None:
     # Attempt 2 took the run over before attempt 1, cut off and late, committed its step 30.
-    claim_attempt(run, run="r", inventory=[folder(run, 10).name, folder(run, 20).name])
+    claim_attempt(run, run="r20250101-00000000", inventory=[folder(run, 10).name, folder(run, 20).name])
     code, fenced = why(run, 30)
     assert code == 65
     assert (fenced["code"], fenced["state"]) == ("CK401", "fenced")

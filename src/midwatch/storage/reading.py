@@ -64,7 +64,7 @@ def read_chunks(
     fd = open_regular(path) if is_cached else _open_uncached(path)
     try:
         size = os.fstat(fd).st_size
-        source = _Source(fd, is_direct=not is_cached and chunk_bytes % DIRECT_ALIGNMENT == 0, pace=pace)
+        source = _Source(fd, size, is_direct=not is_cached and chunk_bytes % DIRECT_ALIGNMENT == 0, pace=pace)
         if size < chunk_bytes:
             yield from _one_after_the_other(source, chunk_bytes)
         else:
@@ -102,8 +102,9 @@ def _one_ahead(source: _Source, chunk_bytes: int) -> Iterator[memoryview]:
 class _Source:
     """An open file, read front to back."""
 
-    def __init__(self, fd: int, *, is_direct: bool, pace: Pace | None) -> None:
+    def __init__(self, fd: int, size_bytes: int, *, is_direct: bool, pace: Pace | None) -> None:
         self._fd = fd
+        self._size_bytes = size_bytes
         self._is_direct = is_direct and set_direct(fd, True)
         self._pace = pace
         self._position = 0
@@ -111,7 +112,7 @@ class _Source:
     def fill(self, view: memoryview) -> int:
         """Read until the view is full or the file ends."""
         if self._pace is not None:
-            self._pace.take(len(view))
+            self._pace.take(max(min(len(view), self._size_bytes - self._position), 0))
         count = 0
         while count < len(view):
             got = self._read(view[count:])

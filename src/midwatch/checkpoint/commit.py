@@ -64,14 +64,14 @@ class CommitProtocol:
        with the manifest; when it sees a structure for the first time it also examines records, sizes, headers and
        coverage of the folder itself. R: a committed checkpoint, whole but not yet proven; resume prefers older
        verified ones and verifies this one before any use. Lost or torn statistics take nothing away from it.
-    9. Where a model tensor has become non-finite, ``SUSPECT.json`` appears first. Then ``VERIFIED.json`` does,
-       atomically, naming the manifest's digest. R: before it committed, after it *verified*; never verified and not
-       yet suspect.
+    9. Where a model tensor has become non-finite since the baseline, ``SUSPECT.json`` appears first (unless a warning
+       is all that is wanted). Then ``VERIFIED.json`` does, atomically, naming the manifest's digest. R: before it
+       committed, after it *verified*; never verified and not yet suspect.
     10. ``latest`` is moved atomically (shared tier only). R: the old target, which is verified, or the new one.
     11. Retention: each doomed checkpoint is renamed to ``.partial`` before its first file is removed. R: each one
         whole or gone. The newest verified one is never doomed.
 
-    A newer attempt is looked for before 2, 6, 7, 9, 10 and 11. An attempt superseded between look and rename leaves a
+    A newer attempt is looked for before 1, 6, 7, 9, 10 and 11. An attempt superseded between look and rename leaves a
     checkpoint that the newer claim does not list: readers see it as fenced.
 
     Nothing is ever overwritten: names carry the attempt, files are created exclusively, and a failed sync is never
@@ -194,7 +194,7 @@ class CommitProtocol:
             CheckpointError: CK303 ranks missing, CK107 holes, CK301 another rank failed.
             FencedError: CK401.
 
-        Blocking: three waits of ``commit_timeout_s`` at most.
+        Blocking: two waits of ``commit_timeout_s`` at most.
         """
         manifest = self._collect() if self.job.is_committer else None
         if manifest is None and self._is_split:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from supervised import Supervised
 
-from midwatch.audit import merged, verify_run
+from midwatch.audit import merged, read_run, verify_run
 from midwatch.checkpoint.format import committed_names, list_checkpoints
 from midwatch.storage import claim_attempt
 
@@ -138,7 +138,9 @@ def test_a_rank_that_was_frozen_before_its_commit_and_replaced_does_not_commit_w
     for pid in (writer, rank):  # a signal is not yet a stop: the system call under way is finished first
         run.until("the stop", lambda pid=pid: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     before = committed_names(root)
-    claim_attempt(run.run_dir, run="r", inventory=before)
+    info = read_run(run.run_dir)
+    assert info is not None
+    claim_attempt(run.run_dir, run=info.run, inventory=before)
     os.kill(writer, signal.SIGCONT)
     os.kill(rank, signal.SIGCONT)
     run.until("the end of the rank", lambda: rank not in run.pids())

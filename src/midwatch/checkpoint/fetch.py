@@ -8,6 +8,7 @@ hashed, the next is read, so checking costs next to nothing beside reading.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -61,6 +62,7 @@ class Shard:
     def __init__(self, path: Path, receipt: Receipt) -> None:
         self.path = path
         self.receipt = receipt
+        self.data_start = receipt.data_start  # every tensor's place is asked from it
         self._fd = -1
 
     def read(self, begin: int, views: Sequence[memoryview]) -> None:
@@ -102,16 +104,15 @@ class Shard:
     def read_verified(self, begin: int, size: int) -> bytes:
         """A small part, such as the header. Raises as ``read``, and CheckpointError CK104."""
         chunk_bytes = self.receipt.chunk_bytes
-        found = bytearray()
-        for index in range(begin // chunk_bytes, -(-(begin + size) // chunk_bytes)):
-            start = index * chunk_bytes
-            found += self.chunk(index)[max(0, begin - start) : begin + size - start]
-        return bytes(found)
+        indexes = range(begin // chunk_bytes, -(-(begin + size) // chunk_bytes))
+        places = ((index, index * chunk_bytes) for index in indexes)
+        return b"".join(self.chunk(index)[max(0, begin - start) : begin + size - start] for index, start in places)
 
     def chunk(self, index: int) -> memoryview:
         """One chunk in memory of its own, compared with its digest. Raises as ``read_verified``."""
         start = index * self.receipt.chunk_bytes
-        chunk = memoryview(bytearray(max(0, min(self.receipt.chunk_bytes, self.receipt.size_bytes - start))))
+        size = max(0, min(self.receipt.chunk_bytes, self.receipt.size_bytes - start))
+        chunk = memoryview(mmap.mmap(-1, size)) if size else memoryview(b"")
         self.read(start, [chunk])
         self.check(index, [chunk])
         return chunk

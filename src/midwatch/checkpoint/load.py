@@ -163,7 +163,7 @@ class VerifyingReader(StorageReader):
         for item, target in zip(items, targets, strict=True):
             shard, entry = self._places[item.storage_index]
             if target.numel():
-                landing = landing_for(entry, item, target, data_start=shard.receipt.data_start)
+                landing = landing_for(entry, item, target, data_start=shard.data_start)
                 wanted.setdefault(shard.receipt.rank, (shard, []))[1].append(landing)
         try:
             with torch.no_grad():
@@ -194,10 +194,10 @@ class VerifyingReader(StorageReader):
         return Shard(self.folder / receipt.file, receipt)
 
     def _read_state(self, shard: Shard) -> dict[str, Any]:
-        # One chunk is read whatever is asked of it, and the header rarely needs more than that.
-        head = shard.read_verified(0, min(shard.receipt.chunk_bytes, shard.receipt.size_bytes))
-        size = header_size(head[:8])
-        head = head[:size] if size <= len(head) else shard.read_verified(0, size)
+        # The receipt knows where the tensors begin, which is where the header ends; the first chunk is read once.
+        head = shard.read_verified(0, shard.data_start)
+        if header_size(head[:8]) != len(head):
+            raise CheckpointError("CK104", f"{shard.path}: the header has another length", path=str(shard.path))
         text = parse_header(head).metadata.get("midwatch.state", "{}")
         try:
             state = msgspec.convert(values.loads(text), _State)

@@ -1,17 +1,21 @@
 """The copy itself: from wherever the state lives into the staging buffer, in order with what training does.
 
-Host tensors are copied by whichever thread runs ``run``. Tensors on a GPU go over a stream of their own: it first waits
-for what training launched before the save, and ``release`` makes training's later kernels wait for it, so that a host
-thread has to wait only for the launches, not for the bytes.
+Host tensors are copied by whichever thread runs ``run``, with helpers while training waits for it. Tensors on a GPU go
+over a stream of their own: it first waits for what training launched before the save, and ``release`` makes training's
+later kernels wait for it, so that a host thread has to wait only for the launches, not for the bytes.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+
+from midwatch.checkpoint.identity import Identity
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """(place in the staging buffer, live tensor)."""
@@ -20,11 +24,77 @@ OVERLAPPABLE = frozenset({"cpu", "cuda"})
 """Devices whose copies are known to keep their order with what training does."""
 
 
-class Copy:
-    """One set of tensors on its way. ``begin`` and ``release`` belong to the training thread, ``run`` to any."""
+MOST_HANDS = 4
+"""Threads of one rank that copy host tensors at once: beyond a few, memory is the limit and not the cores."""
 
-    def __init__(self, pairs: Sequence[Pair], streams: Streams) -> None:
+_ONE_HANDED_BYTES = 32 * 2**20
+"""Less than this is copied sooner than others are called."""
+
+_PIECE_BYTES = 16 * 2**20
+"""Larger tensors are dealt out in pieces, so that no hand is left with one of them at the end."""
+
+
+class Hands:
+    """Threads that help the training thread copy while it has to wait anyway.
+
+    One core does not fill the memory's bandwidth, and those that compute the step are idle during a save.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool = ThreadPoolExecutor(count - 1, "midwatch-copy") if count > 1 else None
+
+    def copy(self, pairs: Sequence[Pair]) -> None:
+        """Copy all pairs of host tensors; holds no lock of Python while bytes move."""
+        if self._pool is None or sum(tensor.nbytes for _, tensor in pairs) < _ONE_HANDED_BYTES:
+            _copy(iter(pairs))
+            return
+        # One iterator for all: whoever is free takes the next piece, and taking it is one step of the interpreter.
+        pieces = iter([piece for pair in pairs for piece in _pieces(*pair)])
+        others = [self._pool.submit(_copy, pieces) for _ in range(self.count - 1)]
+        try:
+            _copy(pieces)
+        finally:
+            for other in others:
+                other.result()
+
+    def close(self) -> None:
+        """End the threads; ``copy`` must not be called again."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+def spare_hands(identity: Identity) -> int:
+    """How many threads of this rank may copy: its share of the cores this process may use."""
+    ranks_here = len(identity.node_ranks) or identity.world_size
+    return max(1, min(MOST_HANDS, len(os.sched_getaffinity(0)) // ranks_here))
+
+
+def _copy(pairs: Iterator[Pair]) -> None:
+    with torch.no_grad():
+        for view, tensor in pairs:
+            view.copy_(tensor)
+
+
+def _pieces(view: torch.Tensor, tensor: torch.Tensor) -> Iterator[Pair]:
+    if tensor.nbytes <= _PIECE_BYTES or not tensor.is_contiguous():
+        yield view, tensor
+        return
+    count = _PIECE_BYTES // tensor.element_size()
+    with torch.no_grad():
+        yield from zip(view.view(-1).split(count), tensor.detach().view(-1).split(count), strict=True)
+
+
+class Copy:
+    """One set of tensors on its way. ``begin`` and ``release`` belong to the training thread, ``run`` to any.
+
+    Args:
+        hands: Who copies the host tensors; None: whichever thread calls ``run``, alone.
+    """
+
+    def __init__(self, pairs: Sequence[Pair], streams: Streams, hands: Hands | None = None) -> None:
         self._host = [pair for pair in pairs if not pair[1].is_cuda]
+        self._hands = hands
         self._lanes = [_Lane(stream, pairs) for stream, pairs in streams.split(pairs)]
         self.seconds = 0.0
 
@@ -39,9 +109,10 @@ class Copy:
         began = time.perf_counter()
         for lane in self._lanes:
             lane.launch()
-        with torch.no_grad():
-            for view, tensor in self._host:
-                view.copy_(tensor)
+        if self._hands is not None:
+            self._hands.copy(self._host)
+        else:
+            _copy(iter(self._host))
         self.seconds = time.perf_counter() - began
 
     def release(self) -> None:

@@ -28,6 +28,7 @@ from midwatch.checkpoint import Checkpointer, Identity, VerifyingReader  # noqa:
 from midwatch.checkpoint.load import load_tensors  # noqa: E402
 from midwatch.checkpoint.stage import Arena  # noqa: E402
 from midwatch.config import CheckpointConfig, StagingConfig  # noqa: E402
+from midwatch.testing import Notes  # noqa: E402
 
 WIDTH = 768
 NO_GPU = 3
@@ -67,19 +68,6 @@ class Block(nn.Module):
         return x + nn.functional.dropout(self.down(nn.functional.gelu(self.up(x))), 0.1, self.training)
 
 
-class Books:
-    """A recorder that remembers."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-
-    def record(self, event: str, *, step: int | None = None, cause: str = "", **data: Any) -> None:
-        self.events.append((event, data))
-
-    def of(self, event: str) -> list[dict[str, Any]]:
-        return [data for name, data in self.events if name == event]
-
-
 class Job:
     """A training run on the GPU."""
 
@@ -88,7 +76,7 @@ class Job:
         self.root = run_dir / "checkpoints"
         self.model = nn.Sequential(*[Block() for _ in range(layers)]).cuda()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True)
-        self.books = Books()
+        self.books = Notes()
         config = CheckpointConfig(
             staging=StagingConfig(overlap=overlap), keep_last=2, absent_on_purpose=("scheduler", "scaler", "data")
         )

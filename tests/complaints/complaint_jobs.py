@@ -19,25 +19,13 @@ from midwatch.checkpoint import Checkpointer, Identity, ResumePoint
 from midwatch.checkpoint.format import WriterClient, committed_names
 from midwatch.config import CheckpointConfig
 from midwatch.storage import claim_attempt
+from midwatch.testing import Notes
 from midwatch.testing.crash_writer import MODULE
 
 WAIT_S = 60.0
 """A writer's start and a save of a few kilobytes, beside other tests."""
 
 RUN = "mine"
-
-
-class Notes:
-    """A recorder that remembers."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-
-    def record(self, event: str, *, step: int | None = None, cause: str = "", **data: Any) -> None:
-        self.events.append((event, {"step": step, **data}))
-
-    def of(self, event: str) -> list[dict[str, Any]]:
-        return [data for name, data in self.events if name == event]
 
 
 class Batches:

@@ -11,19 +11,7 @@ from torch import nn
 
 from midwatch.checkpoint import Checkpointer, Identity, ResumePoint
 from midwatch.config import CheckpointConfig
-
-
-class Notes:
-    """A recorder that remembers."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-
-    def record(self, event: str, *, step: int | None = None, cause: str = "", **data: Any) -> None:
-        self.events.append((event, data))
-
-    def of(self, event: str) -> list[dict[str, Any]]:
-        return [data for name, data in self.events if name == event]
+from midwatch.testing import Notes
 
 
 class Position:

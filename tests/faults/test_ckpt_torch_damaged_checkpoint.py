@@ -17,23 +17,11 @@ from midwatch.checkpoint.format import verify_checkpoint
 from midwatch.checkpoint.load import load_tensors
 from midwatch.config import CheckpointConfig
 from midwatch.core import CheckpointError
+from midwatch.testing import Notes
 
 pytestmark = [pytest.mark.torch, pytest.mark.procs]
 
 OLD, NEW = "step-00000003-a0001", "step-00000006-a0001"
-
-
-class Notes:
-    """A recorder that remembers."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-
-    def record(self, event: str, *, step: int | None = None, cause: str = "", **data: Any) -> None:
-        self.events.append((event, data))
-
-    def of(self, event: str) -> list[dict[str, Any]]:
-        return [data for name, data in self.events if name == event]
 
 
 class Job:

@@ -17,21 +17,9 @@ from torch_worlds import run_world  # noqa: E402
 from midwatch.checkpoint import Checkpointer, Identity  # noqa: E402
 from midwatch.checkpoint.format import newest_verified, verify_checkpoint  # noqa: E402
 from midwatch.config import CheckpointConfig  # noqa: E402
+from midwatch.testing import Notes  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.procs]
-
-
-class Recorder:
-    """Keeps what is recorded."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-
-    def record(self, event: str, *, step: int | None = None, cause: str = "", **data: Any) -> None:
-        self.events.append((event, data))
-
-    def of(self, name: str) -> list[dict[str, Any]]:
-        return [data for event, data in self.events if event == name]
 
 
 def _saving(rank: int, world_size: int, run_dir: str, how: str) -> dict[str, Any]:
@@ -39,7 +27,7 @@ def _saving(rank: int, world_size: int, run_dir: str, how: str) -> dict[str, Any
     model = torch.nn.Linear(64, 64)
     if how == "one-cannot-read-the-token" and rank == 1:
         _lose_the_token()
-    recorder = Recorder()
+    recorder = Notes()
     config = CheckpointConfig(commit_timeout_s=30.0, absent_on_purpose=("optimizer", "scheduler", "scaler", "data"))
     identity = Identity(run="r1", rank=rank, world_size=world_size)
     checkpointer = Checkpointer(Path(run_dir), config, identity=identity, recorder=recorder)
@@ -73,7 +61,7 @@ def _lose_the_token() -> None:
     net_board.read_token = refused
 
 
-def _kill_writer_and_save(checkpointer: Any, recorder: Recorder, rank: int) -> tuple[float, list[str]]:
+def _kill_writer_and_save(checkpointer: Any, recorder: Notes, rank: int) -> tuple[float, list[str]]:
     """Rank 0's writer, which serves the store, dies with a save of all ranks in flight."""
     writer = checkpointer._saver._writer
     if rank == 0:

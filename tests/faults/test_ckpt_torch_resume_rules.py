@@ -136,7 +136,7 @@ def test_a_checkpoint_that_crashes_the_run_is_not_taken_forever(run_dir: Path) -
         assert resumed(run_dir, attempt, resume={"max_attempts": 2})[0].name == name(6)
     point, notes = resumed(run_dir, 4, resume={"max_attempts": 2})
     assert point.name == name(3)
-    assert notes.of("resume.passed_over") == [{"name": name(6), "code": "CK208", "attempts": [2, 3]}]
+    assert notes.of("resume.passed_over") == [{"step": 6, "name": name(6), "code": "CK208", "attempts": [2, 3]}]
     assert not (run_dir / "checkpoints" / "quarantine").exists()
     # It is given up for good, also when this attempt dies as well.
     assert resumed(run_dir, 5, resume={"max_attempts": 2})[0].name == name(3)

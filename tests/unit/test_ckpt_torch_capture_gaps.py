@@ -18,23 +18,11 @@ from midwatch.checkpoint.tracked import Tracked  # noqa: E402
 from midwatch.checkpoint.writer import WriterClient  # noqa: E402
 from midwatch.config import CheckpointConfig  # noqa: E402
 from midwatch.core import CheckpointError  # noqa: E402
+from midwatch.testing import Notes  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.procs]
 
 WAIT_S = 60.0
-
-
-class Notes:
-    """A recorder that remembers."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-
-    def record(self, event: str, *, step: int | None = None, cause: str = "", **data: Any) -> None:
-        self.events.append((event, data))
-
-    def of(self, event: str) -> list[dict[str, Any]]:
-        return [data for name, data in self.events if name == event]
 
 
 class Loader:

@@ -16,23 +16,11 @@ from midwatch.checkpoint import copying as copying_module  # noqa: E402
 from midwatch.checkpoint.load import load_tensors  # noqa: E402
 from midwatch.config import CheckpointConfig, StagingConfig  # noqa: E402
 from midwatch.core import CheckpointError  # noqa: E402
+from midwatch.testing import Notes  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.procs]
 
 WAIT_S = 60.0
-
-
-class Notes:
-    """A recorder that remembers."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-
-    def record(self, event: str, *, step: int | None = None, cause: str = "", **data: Any) -> None:
-        self.events.append((event, {"step": step, **data}))
-
-    def of(self, event: str) -> list[dict[str, Any]]:
-        return [data for name, data in self.events if name == event]
 
 
 class Job:

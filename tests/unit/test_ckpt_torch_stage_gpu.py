@@ -15,6 +15,7 @@ from midwatch.checkpoint.copying import Copy, Streams  # noqa: E402
 from midwatch.checkpoint.load import load_tensors  # noqa: E402
 from midwatch.checkpoint.stage import Arena  # noqa: E402
 from midwatch.config import CheckpointConfig, StagingConfig  # noqa: E402
+from midwatch.testing import Notes  # noqa: E402
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -27,19 +28,6 @@ pytestmark = [
 
 WAIT_S = 60.0
 WIDTH = 2048
-
-
-class Notes:
-    """A recorder that remembers."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-
-    def record(self, event: str, *, step: int | None = None, cause: str = "", **data: Any) -> None:
-        self.events.append((event, data))
-
-    def of(self, event: str) -> list[dict[str, Any]]:
-        return [data for name, data in self.events if name == event]
 
 
 class Job:

@@ -21,24 +21,12 @@ from midwatch.checkpoint.slots import Slots  # noqa: E402
 from midwatch.checkpoint.stage import SHM_DIR, Arena  # noqa: E402
 from midwatch.config import CheckpointConfig, StagingConfig  # noqa: E402
 from midwatch.core import StorageError  # noqa: E402
+from midwatch.testing import Notes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 CPU = torch.device("cpu")
 WAIT_S = 60.0
-
-
-class Notes:
-    """A recorder that remembers."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-
-    def record(self, event: str, *, step: int | None = None, cause: str = "", **data: Any) -> None:
-        self.events.append((event, data))
-
-    def of(self, event: str) -> list[dict[str, Any]]:
-        return [data for name, data in self.events if name == event]
 
 
 def full_from(slot: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from midwatch.testing.faultplan import Fault, FaultPlan, Firing, load_plan
     from midwatch.testing.ioshim import Injury, IoShim, SimulatedDeath
+    from midwatch.testing.notes import Notes
 
 __all__ = [
     "Damage",
@@ -30,6 +31,7 @@ __all__ = [
     "Firing",
     "Injury",
     "IoShim",
+    "Notes",
     "SimulatedDeath",
     "add_rank",
     "flip_bit",
@@ -49,6 +51,7 @@ _HOMES = {
     ),
     **dict.fromkeys(("Fault", "FaultPlan", "Firing", "load_plan"), "faultplan"),
     **dict.fromkeys(("Injury", "IoShim", "SimulatedDeath"), "ioshim"),
+    "Notes": "notes",
 }
 
 

@@ -17,7 +17,7 @@ from midwatch.checkpoint.manifest import (
     REASON_FILE,
     SUSPECT_FILE,
     Manifest,
-    decode_manifest,
+    read_manifest,
 )
 from midwatch.checkpoint.ownership import owner_of
 from midwatch.checkpoint.problem import Problem
@@ -116,7 +116,7 @@ def _entries(root: Path) -> list[Path]:
 def _parse(name: str) -> CheckpointName | None:
     """Also understands ``.partial`` and the ``.2`` of a second quarantine of the same name."""
     base, _, suffix = name.partition(".")
-    is_ours = not suffix or suffix == PARTIAL_SUFFIX[1:] or suffix.isdigit()
+    is_ours = not suffix or suffix == PARTIAL_SUFFIX[1:] or suffix.isdecimal()
     return parse_checkpoint_name(base) if is_ours else None
 
 
@@ -127,9 +127,9 @@ def _describe(path: Path) -> CheckpointInfo | None:
     if path.suffix == PARTIAL_SUFFIX:
         return _torn(path, parsed, "being written, or its writer died")
     try:
-        manifest = decode_manifest(read_regular(path / MANIFEST_FILE))
-    except (OSError, CheckpointError) as error:
-        return _torn(path, parsed, error.message if isinstance(error, CheckpointError) else str(error))
+        manifest = read_manifest(path)
+    except CheckpointError as error:
+        return _torn(path, parsed, error.message)
     if manifest.name != path.name:
         return _torn(path, parsed, f"its manifest is that of {manifest.name}")
     state = "verified" if read_mark(path, manifest) == "valid" else "committed"

@@ -32,7 +32,7 @@ from midwatch.checkpoint.manifest import (
 )
 from midwatch.checkpoint.notes import CommitNote, LayoutCache, ProofNote, decode_all, decode_note, encode_note
 from midwatch.checkpoint.ownership import owner_of_part
-from midwatch.checkpoint.proof import prove_part, read_manifest, show_folder
+from midwatch.checkpoint.proof import committed_manifest, prove_part, show_folder
 from midwatch.checkpoint.signing import SigningKey, load_key, sign, sign_mark
 from midwatch.checkpoint.verify import read_mark
 from midwatch.core import SYSTEM_CLOCK, CheckpointError, FencedError, MidwatchError
@@ -256,7 +256,7 @@ class CommitProtocol:
 
         Blocking: one wait of ``commit_timeout_s`` besides the reading.
         """
-        manifest = read_manifest(self.final, commit.digest)
+        manifest = committed_manifest(self.final, commit.digest)
         baseline = self.root / commit.baseline if commit.baseline else None
         proof = prove_part(self.final, receipt, manifest, self.job.trust, baseline)
         self.nonfinite = proof.nonfinite

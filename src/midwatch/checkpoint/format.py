@@ -1,7 +1,6 @@
 """The public face of checkpoints without torch: layout, records, listing, verification, retention, writer process."""
 
 from midwatch.checkpoint.adopt import (
-    ADOPTED_FILE,
     Adopted,
     adopt,
     is_adopted,
@@ -27,7 +26,6 @@ from midwatch.checkpoint.catalog import (
     newest_verified,
     quarantine,
     remove_checkpoint,
-    sweep_leftovers,
 )
 from midwatch.checkpoint.differ import Difference, Fact, TensorChange, compare
 from midwatch.checkpoint.export import ExportReport, export_safetensors
@@ -60,6 +58,7 @@ from midwatch.checkpoint.manifest import (
     VerifiedMark,
     decode_manifest,
     decode_receipt,
+    read_manifest,
     receipt_file,
     sections_of,
     shard_file,
@@ -88,7 +87,6 @@ from midwatch.checkpoint.verify import VerifyReport, verify_checkpoint
 from midwatch.checkpoint.writer import WRITER_MODULE, WriterClient
 
 __all__ = [
-    "ADOPTED_FILE",
     "FORMAT_VERSION",
     "ITEM_SIZES",
     "LATEST",
@@ -167,6 +165,7 @@ __all__ = [
     "quarantine",
     "read_adopted",
     "read_header",
+    "read_manifest",
     "read_resumes",
     "read_stats",
     "receipt_file",
@@ -176,7 +175,6 @@ __all__ = [
     "sections_of",
     "shard_file",
     "shard_metadata",
-    "sweep_leftovers",
     "unpin_checkpoint",
     "verify_adopted",
     "verify_checkpoint",

@@ -36,7 +36,7 @@ from midwatch.checkpoint.fetch import Shard, fetch
 from midwatch.checkpoint.image import TensorEntry, header_size, parse_header
 from midwatch.checkpoint.landing import Block, Direct, landing_for
 from midwatch.checkpoint.layout import dtype_of
-from midwatch.checkpoint.manifest import MANIFEST_FILE, Manifest, decode_manifest, decode_receipt, receipt_file
+from midwatch.checkpoint.manifest import MANIFEST_FILE, decode_receipt, read_manifest, receipt_file
 from midwatch.core import CheckpointError, StorageError
 from midwatch.storage import read_regular, sha256_hex
 
@@ -70,7 +70,7 @@ class VerifyingReader(StorageReader):
 
     def __init__(self, folder: str | Path, *, is_verified: bool = True) -> None:
         self.folder = Path(folder)
-        self.manifest = _read_manifest(self.folder)
+        self.manifest = read_manifest(self.folder)
         self._is_verified = is_verified
         self._shards: dict[int, Shard] = {}
         self._places: dict[MetadataIndex, tuple[Shard, TensorEntry]] = {}
@@ -267,13 +267,3 @@ def _local(target: torch.Tensor) -> int:
     if isinstance(target, DTensor):
         return target.to_local().numel() if target.device_mesh.get_coordinate() is not None else 0
     return target.numel()
-
-
-def _read_manifest(folder: Path) -> Manifest:
-    try:
-        data = read_regular(folder / MANIFEST_FILE)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise CheckpointError("CK101", f"{folder} is not a committed checkpoint", path=str(folder)) from error
-    except OSError as error:
-        raise CheckpointError("CK106", f"{folder / MANIFEST_FILE} cannot be read: {error}") from error
-    return decode_manifest(data)

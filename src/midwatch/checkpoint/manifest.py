@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from midwatch.checkpoint.image import FORMAT_VERSION, Owned, TensorEntry, is_placed
 from midwatch.core import UNREADABLE, CheckpointError, CheckpointName
-from midwatch.storage import CHUNK_BYTES, canonical_json, sha256_hex
+from midwatch.storage import CHUNK_BYTES, canonical_json, read_regular, read_uncached, sha256_hex
 
 MANIFEST_FILE = "MANIFEST.json"
 VERIFIED_FILE = "VERIFIED.json"
@@ -247,6 +248,26 @@ def decode_manifest(data: bytes) -> Manifest:
     if not 0 < manifest.chunk_bytes <= MAX_CHUNK_BYTES:
         raise CheckpointError("CK106", f"{MANIFEST_FILE} is damaged: chunks of {manifest.chunk_bytes} bytes")
     return manifest
+
+
+def read_manifest(folder: Path, *, is_cached: bool = True) -> Manifest:
+    """The manifest of a checkpoint folder, its seal checked.
+
+    Args:
+        is_cached: Allow the page cache; False reads from the medium.
+
+    Raises:
+        CheckpointError: CK101 there is none, CK106 it cannot be read or is damaged, CK108 a newer midwatch wrote it.
+    """
+    path = folder / MANIFEST_FILE
+    try:
+        data = read_regular(path) if is_cached else read_uncached(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        message = f"{folder} has no {MANIFEST_FILE}: it was never committed"
+        raise CheckpointError("CK101", message, path=str(folder)) from error
+    except OSError as error:
+        raise CheckpointError("CK106", f"{path} cannot be read: {error}", path=str(path)) from error
+    return decode_manifest(data)
 
 
 def decode_receipt(data: bytes) -> Receipt:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from midwatch.checkpoint.load_test import load_test_problems
-from midwatch.checkpoint.manifest import MANIFEST_FILE, Manifest, Receipt, decode_manifest, receipt_file, stats_file
+from midwatch.checkpoint.manifest import MANIFEST_FILE, Manifest, Receipt, read_manifest, receipt_file, stats_file
 from midwatch.checkpoint.notes import MAX_NAMED, LayoutCache, ProofNote, layouts_of
 from midwatch.checkpoint.prove import prove_shard
 from midwatch.checkpoint.signing import SigningKey
@@ -17,16 +17,16 @@ from midwatch.core import CheckpointError, StorageError
 from midwatch.storage import ops, read_uncached, sha256_hex
 
 
-def read_manifest(folder: Path, digest: str) -> Manifest:
+def committed_manifest(folder: Path, digest: str) -> Manifest:
     """The manifest as it lies on the medium, which must be the one that was committed.
 
     Raises:
         CheckpointError: CK106 it is not.
     """
     try:
-        manifest = decode_manifest(read_uncached(folder / MANIFEST_FILE))
-    except OSError as error:
-        raise CheckpointError("CK106", f"{folder / MANIFEST_FILE} cannot be read back: {error}") from error
+        manifest = read_manifest(folder, is_cached=False)
+    except CheckpointError as error:
+        raise CheckpointError("CK106", f"the manifest cannot be read back: {error.message}") from error
     if manifest.digest != digest:
         raise CheckpointError("CK106", f"{folder / MANIFEST_FILE} is not the manifest that was committed")
     return manifest
@@ -77,8 +77,8 @@ def _news(stats: Stats, baseline: Path | None) -> tuple[tuple[str, ...], bool]:
     if not newly_nonfinite(stats, {}) or baseline is None:
         return newly_nonfinite(stats, {}), False  # nearly always nothing: the baseline need not be read
     try:
-        before, _ = read_stats(baseline, decode_manifest(read_uncached(baseline / MANIFEST_FILE)))
-    except (OSError, CheckpointError):
+        before, _ = read_stats(baseline, read_manifest(baseline))
+    except CheckpointError:
         before = {}
     found = newly_nonfinite(stats, before)
     return found, any(key in before for key in found)

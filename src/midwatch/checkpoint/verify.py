@@ -16,9 +16,9 @@ from midwatch.checkpoint.manifest import (
     FileRecord,
     Manifest,
     Receipt,
-    decode_manifest,
     decode_receipt,
     decode_verified,
+    read_manifest,
     receipt_file,
     scrub_file,
     stats_file,
@@ -94,12 +94,7 @@ def verify_checkpoint(
 
 
 def _load_manifest(folder: Path) -> Manifest:
-    try:
-        manifest = decode_manifest(read_uncached(folder / MANIFEST_FILE))
-    except FileNotFoundError as error:
-        raise CheckpointError("CK101", f"{folder} has no {MANIFEST_FILE}: it was never committed") from error
-    except OSError as error:
-        raise CheckpointError("CK106", f"{folder / MANIFEST_FILE} cannot be read: {error}") from error
+    manifest = read_manifest(folder, is_cached=False)
     if parse_checkpoint_name(folder.name) and folder.name != manifest.name:
         raise CheckpointError("CK105", f"the manifest in {folder} is that of {manifest.name}")
     return manifest

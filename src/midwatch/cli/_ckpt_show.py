@@ -7,19 +7,17 @@ from pathlib import Path
 import click
 
 from midwatch.checkpoint.format import (
-    MANIFEST_FILE,
     CheckpointInfo,
     GroupStats,
     Manifest,
     TensorStats,
-    decode_manifest,
     group_stats,
+    read_manifest,
     read_stats,
 )
 from midwatch.cli._output import exits, json_option, pairs, plain, say, show_json, table, when
 from midwatch.cli._places import find_place, path_argument, pick_or_newest, selection_argument
 from midwatch.core import CheckpointError, format_bytes
-from midwatch.storage import read_regular
 
 MAX_NAMED = 16
 
@@ -38,8 +36,8 @@ def show(path: Path | None, selection: str | None, tensors: bool, is_json: bool)
     """
     info = pick_or_newest(find_place(path), selection)
     try:
-        manifest = decode_manifest(read_regular(Path(info.path) / MANIFEST_FILE))
-    except (OSError, CheckpointError):
+        manifest = read_manifest(Path(info.path))
+    except CheckpointError:
         manifest = None  # torn or damaged: what the listing knows is all there is
     stats, notes = read_stats(Path(info.path), manifest) if manifest else ({}, [])
     if is_json:

@@ -21,7 +21,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from midwatch.checkpoint.format import MANIFEST_FILE, decode_manifest, newest_verified
+from midwatch.checkpoint.format import newest_verified, read_manifest
 from midwatch.core import format_seconds
 from midwatch.testing.demo_curves import attempt_curves, control_curve, progress_curves
 from midwatch.testing.demo_facts import read_rows
@@ -178,7 +178,7 @@ def example_folder() -> Path:
 
 def model_parameters(checkpoint: Path) -> int:
     """Elements of the model's tensors, from the manifest."""
-    manifest = decode_manifest((checkpoint / MANIFEST_FILE).read_bytes())
+    manifest = read_manifest(checkpoint)
     return sum(math.prod(tensor.global_shape) for key, tensor in manifest.tensors.items() if key.startswith("model."))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,10 @@ def test_what_cannot_be_adopted_is_refused(foreign: Path, tmp_path: Path) -> Non
     run.claim()
     run.save(10)
     assert "midwatch's own" in call("adopt", run.root / run.name(10)).stderr
+    (foreign / os.fsdecode(b"bad\xff")).touch()
+    result = call("adopt", foreign)
+    assert (result.exit_code, "is not UTF-8" in result.stderr) == (65, True)
+    (foreign / os.fsdecode(b"bad\xff")).unlink()
     corrupt.flip_bit(foreign / "model.safetensors", offset=2)
     result = call("adopt", foreign)
     assert (result.exit_code, "CK104" in result.stderr) == (65, True)

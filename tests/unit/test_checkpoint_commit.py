@@ -312,3 +312,9 @@ def test_a_full_disk_is_refused_before_the_first_byte(run: SmallRun, monkeypatch
     assert events[0][-1].error_code in ("ST101", "CK301")
     assert "ST101" in {event.error_code for per_rank in events.values() for event in per_rank}
     assert not list(run.root.glob("step-*"))
+
+
+def test_a_strange_name_among_the_boards_fails_no_save(run: SmallRun) -> None:
+    run.save(10)
+    (run.root / ".board" / "step-00000005-a0001.²").mkdir(parents=True, exist_ok=True)
+    assert [events[-1].state for events in run.save(20).values()] == ["verified", "verified"]

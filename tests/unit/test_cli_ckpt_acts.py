@@ -249,3 +249,8 @@ def test_a_prune_in_a_folder_of_several_runs_did_not_take_one_for_the_others_pas
     assert refused.exit_code == 2
     assert "2 runs" in refused.output
     assert all((tmp_path / "both" / "place" / name(step)).exists() for step in STEPS)
+
+
+def test_a_step_that_is_a_digit_and_no_number_is_no_checkpoint(run: Path) -> None:
+    for verb in ("show", "why-not"):
+        assert call(verb, run, "²").exit_code == 65

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import sys
 
 import pytest
@@ -48,3 +50,10 @@ def test_moments_are_utc_and_never_fail() -> None:
 def test_json_takes_what_comes(capsys: pytest.CaptureFixture[str]) -> None:
     _output.show_json({"a": float("nan"), "b": (1, 2), "c": {3}})
     assert '"b"' in capsys.readouterr().out
+
+
+def test_json_stays_json_when_a_folders_name_is_not_utf8(capsys: pytest.CaptureFixture[str]) -> None:
+    path = os.fsdecode(b"/runs/bad\xff/\xc3\xbc")
+    _output.show_json({"path": path})
+    shown = capsys.readouterr().out.encode()
+    assert json.loads(shown.decode())["path"] == path

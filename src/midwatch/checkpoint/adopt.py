@@ -96,6 +96,9 @@ def look_over(path: Path, step: int | None = None) -> Adopted:
     if kind is None:
         raise CheckpointError("CK201", f"{path} holds no checkpoint that is known (DCP, safetensors, torch.save)")
     found = list(_files(path))
+    for name in (path.name, *(name for name, _ in found)):
+        if not _is_text(name):
+            raise CheckpointError("CK201", f"{path}: the name {name!r} is not UTF-8, and the record has to hold it")
     for name, file in found:
         if name.endswith(".safetensors"):
             read_header(file)
@@ -188,6 +191,13 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
             file = Path(folder) / name
             if name != ADOPTED_FILE and not name.endswith(".tmp"):
                 yield file.relative_to(path).as_posix(), file
+
+
+def _is_text(name: str) -> bool:
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _place(path: Path, name: str) -> Path:

@@ -65,6 +65,6 @@ def _sweep_boards(job: SaveJob) -> None:
     for path in folder.iterdir() if folder.is_dir() else ():
         name, _, serial = path.name.partition(".")
         parsed = parse_checkpoint_name(name)
-        is_ours = parsed is not None and parsed.attempt == job.attempt and serial.isdigit()
+        is_ours = parsed is not None and parsed.attempt == job.attempt and serial.isdecimal()
         if parsed and is_ours and (parsed.step, int(serial)) < (job.step, job.serial):
             ops.remove_tree(path)

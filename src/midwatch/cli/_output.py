@@ -7,6 +7,7 @@ cannot move the cursor or colour the terminal, and never parsed as markup.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -32,6 +33,10 @@ EXIT_CODES = {
 """What the exit codes of the reading verbs mean; ``run`` documents its own."""
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""What Python makes of bytes in a name that are not UTF-8."""
+
+
 def exits(*codes: int, **meanings: str) -> str:
     """The line on exit codes for a verb's help; ``e65="..."`` words one code for this verb."""
     texts = [f"{code} {meanings.get(f'e{code}', EXIT_CODES[code])}" for code in (0, *codes)]
@@ -45,7 +50,9 @@ def plain(text: object) -> str:
 
 def show_json(value: Any) -> None:
     """Print one document."""
-    click.echo(json.dumps(msgspec.to_builtins(value, enc_hook=str), indent=2, ensure_ascii=False, default=str))
+    text = json.dumps(msgspec.to_builtins(value, enc_hook=str), indent=2, ensure_ascii=False, default=str)
+    # A file's name need not be UTF-8; JSON must be.
+    click.echo(_SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def say(text: str, *, fg: str | None = None) -> None:

@@ -97,7 +97,7 @@ def pick(place: Place, selection: str | None) -> CheckpointInfo | None:
         return None
     wanted = (place.root / selection).resolve().name if selection == "latest" else selection.rstrip("/")
     found = [info for info in listed if wanted in (info.name, Path(info.path).name)]
-    if not found and wanted.isdigit():
+    if not found and wanted.isdecimal():
         found = [info for info in listed if info.step == int(wanted)]
     if not found:
         raise CheckpointError("CK201", f"no checkpoint {selection} in {place.root}", path=str(place.root))

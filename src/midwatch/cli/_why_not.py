@@ -167,7 +167,7 @@ def remember(place: Place, selection: str) -> list[str]:
         lines = merged(place.run_dir)
     except LedgerError:
         return []
-    step = int(selection) if selection.isdigit() else None
+    step = int(selection) if selection.isdecimal() else None
     return [
         f"{when(line.ts_ns)} {line.event} attempt {line.attempt}"
         + (f" step {line.step}" if line.step is not None else "")

@@ -92,7 +92,7 @@ class Service:
         member = self._member(envelope)
         member.heard_ns = self._now_ns()
         after = request.query.get("after", "")
-        orders = await member.orders_after(int(after) if after.isdigit() else 0, HOLD_S)
+        orders = await member.orders_after(int(after) if after.isdecimal() else 0, HOLD_S)
         return Orders(orders=orders)
 
     async def _status(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from midwatch.checkpoint.ddp import replay_order
 from midwatch.checkpoint.exchange import Exchange, exchanged_keys
@@ -19,7 +18,7 @@ from midwatch.checkpoint.load import VerifyingReader
 from midwatch.checkpoint.offers import Candidate
 from midwatch.checkpoint.problem import Problem
 from midwatch.checkpoint.restore import Restorer
-from midwatch.checkpoint.resume import Chooser, ResumePoint, agree, raise_remote
+from midwatch.checkpoint.resume import Chooser, ResumePoint, agree, raise_remote, told_by
 from midwatch.checkpoint.rng import restore_rng
 from midwatch.checkpoint.tracked import Tracked
 from midwatch.core import CheckpointError, MidwatchError, Recorder
@@ -101,13 +100,10 @@ class Loader:
 
     def _share_state(self, restorer: Restorer) -> None:
         """What all ranks hold alike lies in rank 0's shard, which is on one node only."""
-        told: dict[str, Any] = {}
+        answer = None
         if self._group.rank == 0:
-            try:
-                told = {"shared": restorer.reader.state(0)["shared"]}
-            except MidwatchError as error:
-                told = {"error": error.as_dict()}
-        told = self._group.broadcast(told)
+            answer = told_by(lambda: {"shared": restorer.reader.state(0)["shared"]})
+        told = self._group.broadcast(answer)
         raise_remote(told)
         restorer.reader.adopt_shared(told["shared"])
 
@@ -123,25 +119,13 @@ class Loader:
 
     def _finish(self, candidate: Candidate, restorer: Restorer, chooser: Chooser) -> ResumePoint:
         manifest = restorer.manifest
-        if restorer.lacks_optimizer:
-            _log.warning("%s was saved without the optimizer: its momentum starts from zero", candidate.name)
-            self._recorder.record("resume.optimizer_missing", step=manifest.step, name=candidate.name)
+        self._tell_what_differs(candidate, restorer)
         for section, names in restorer.bucket_order.items():
             self._replay(section, names)
-        if manifest.world_size != self._identity.world_size:
-            self._recorder.record(
-                "resume.world_changed",
-                step=manifest.step,
-                name=candidate.name,
-                world_size_before=manifest.world_size,
-                world_size=self._identity.world_size,
-            )
-        skipped: list[str] = []
         # Last of all: everything above may have drawn random numbers.
-        if restorer.rng is not None:
-            skipped = restore_rng(restorer.rng)
-            if skipped:
-                _log.warning("random generators not restored: %s", ", ".join(skipped))
+        skipped = restore_rng(restorer.rng) if restorer.rng is not None else []
+        if skipped:
+            _log.warning("random generators not restored: %s", ", ".join(skipped))
         restored = self._restored(restorer)
         return ResumePoint(
             step=manifest.step,
@@ -154,6 +138,20 @@ class Loader:
             restored=restored,
             missing=(*(s for s in SECTIONS if s not in restored), *(f"rng.{name}" for name in skipped)),
         )
+
+    def _tell_what_differs(self, candidate: Candidate, restorer: Restorer) -> None:
+        manifest, world_size = restorer.manifest, self._identity.world_size
+        if restorer.lacks_optimizer:
+            _log.warning("%s was saved without the optimizer: its momentum starts from zero", candidate.name)
+            self._recorder.record("resume.optimizer_missing", step=manifest.step, name=candidate.name)
+        if manifest.world_size != world_size:
+            self._recorder.record(
+                "resume.world_changed",
+                step=manifest.step,
+                name=candidate.name,
+                world_size_before=manifest.world_size,
+                world_size=world_size,
+            )
 
     def _restored(self, restorer: Restorer) -> tuple[str, ...]:
         tracked = self._tracked

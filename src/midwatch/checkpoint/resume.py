@@ -150,7 +150,7 @@ class Chooser:
 
     def _on_rank_zero(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         """Run ``work`` on rank 0; an error becomes a message, so that all ranks raise it instead of waiting."""
-        return _told(work) if self._group.rank == 0 else None
+        return told_by(work) if self._group.rank == 0 else None
 
     def _opened(self) -> Offers:
         if self._offers is None:
@@ -177,7 +177,7 @@ class Chooser:
         if self._is_filled:
             return
         self._is_filled = True
-        told = self._group.gather(_told(self._look))
+        told = self._group.gather(told_by(self._look))
         for answer in told:
             raise_remote(answer)
         if self._group.rank == 0:
@@ -262,7 +262,8 @@ def raise_remote(answer: dict[str, Any]) -> None:
         raise error_from_dict(answer["error"])
 
 
-def _told(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def told_by(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The answer of one rank's work for the others; its error, if it met one, for ``raise_remote``."""
     try:
         return work()
     except MidwatchError as error:

@@ -97,18 +97,20 @@ def open_session(config: Config, env: RankEnv, paths: RunPaths, params: Mapping[
         return Session(identity=identity, group=group, recorder=NullRecorder())
     recorder = _open_ledger(paths, identity, env.node)
     if provenance is not None:
-        recorder.record(
-            "run.attached",
-            world_size=world_size,
-            checkpoint_dir=str(paths.checkpoint_dir),
-            # For whoever prunes by hand: the rules of this run, not the defaults.
-            keep_last=config.checkpoint.keep_last,
-            keep=msgspec.to_builtins(config.checkpoint.keep),
-            environment=redact_environment(inherited_environment()),
-            **msgspec.to_builtins(provenance),
-        )
+        facts = _attachment(config, paths)
+        recorder.record("run.attached", world_size=world_size, **facts, **msgspec.to_builtins(provenance))
     journal = Journal(paths.metrics_dir / f"{attempt_name(identity.attempt)}.jsonl")
     return Session(identity=identity, group=group, recorder=recorder, journal=journal)
+
+
+def _attachment(config: Config, paths: RunPaths) -> dict[str, Any]:
+    return {
+        "checkpoint_dir": str(paths.checkpoint_dir),
+        # For whoever prunes by hand: the rules of this run, not the defaults.
+        "keep_last": config.checkpoint.keep_last,
+        "keep": msgspec.to_builtins(config.checkpoint.keep),
+        "environment": redact_environment(inherited_environment()),
+    }
 
 
 def refuse_if_vanished(session: Session, paths: RunPaths) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,7 +64,10 @@ def compare(a: Path, b: Path, *, read: bool = False) -> Difference:
     """
     with CheckedTensors(a) as one, CheckedTensors(b) as two:
         notes: list[str] = []
-        values = _bytes(one, two) if read else _statistics(a, one.manifest, b, two.manifest, notes)
+        if read:
+            values = _by_bytes(one, two)
+        else:
+            values = _by_statistics(_kept_statistics(a, one.manifest, notes), _kept_statistics(b, two.manifest, notes))
         changes = [_change(key, one.manifest, two.manifest, values) for key in _keys(one.manifest, two.manifest)]
         told = tuple(change for change in changes if change is not None)
         return Difference(
@@ -77,42 +81,32 @@ def compare(a: Path, b: Path, *, read: bool = False) -> Difference:
         )
 
 
-class _Values:
-    """Whether one tensor's values differ: two words when they do, None when they do not."""
-
-    def of(self, key: str) -> tuple[str, str] | Literal["unknown"] | None:
-        raise NotImplementedError
+_Values = Callable[[str], tuple[str, str] | Literal["unknown"] | None]
+"""Whether one tensor's values differ: two words when they do, None when they do not."""
 
 
-class _Statistics(_Values):
-    def __init__(self, a: Stats, b: Stats) -> None:
-        self._a, self._b = a, b
+def _by_bytes(a: CheckedTensors, b: CheckedTensors) -> _Values:
+    def values(key: str) -> tuple[str, str] | None:
+        one, two = _digest(a, key), _digest(b, key)
+        return None if one == two else (f"xxh3 {one}", f"xxh3 {two}")
 
-    def of(self, key: str) -> tuple[str, str] | Literal["unknown"] | None:
-        one, two = self._a.get(key), self._b.get(key)
+    return values
+
+
+def _by_statistics(a: Stats, b: Stats) -> _Values:
+    def values(key: str) -> tuple[str, str] | Literal["unknown"] | None:
+        one, two = a.get(key), b.get(key)
         if one is None or two is None:
             return "unknown"
         return None if one == two else (_words(one), _words(two))
 
-
-class _Bytes(_Values):
-    def __init__(self, a: CheckedTensors, b: CheckedTensors) -> None:
-        self._a, self._b = a, b
-
-    def of(self, key: str) -> tuple[str, str] | Literal["unknown"] | None:
-        one, two = (_digest(tensors, key) for tensors in (self._a, self._b))
-        return None if one == two else (f"xxh3 {one}", f"xxh3 {two}")
+    return values
 
 
-def _bytes(a: CheckedTensors, b: CheckedTensors) -> _Values:
-    return _Bytes(a, b)
-
-
-def _statistics(a: Path, one: Manifest, b: Path, two: Manifest, notes: list[str]) -> _Values:
-    stats_a, notes_a = read_stats(a, one)
-    stats_b, notes_b = read_stats(b, two)
-    notes += [f"{manifest.name}: {note}" for manifest, found in ((one, notes_a), (two, notes_b)) for note in found]
-    return _Statistics(stats_a, stats_b)
+def _kept_statistics(folder: Path, manifest: Manifest, notes: list[str]) -> Stats:
+    stats, told = read_stats(folder, manifest)
+    notes += [f"{manifest.name}: {note}" for note in told]
+    return stats
 
 
 def _digest(tensors: CheckedTensors, key: str) -> str:
@@ -136,7 +130,7 @@ def _change(key: str, one: Manifest, two: Manifest, values: _Values) -> TensorCh
         return TensorChange(key=key, change="added" if a is None else "removed", a=_kind(a), b=_kind(b))
     if a != b:
         return TensorChange(key=key, change="dtype" if a.dtype != b.dtype else "shape", a=_kind(a), b=_kind(b))
-    found = values.of(key)
+    found = values(key)
     if found is None:
         return None
     if found == "unknown":

@@ -124,7 +124,7 @@ def _total(entries: list[TensorEntry]) -> int:
     return sum(entry.size_bytes for entry in entries)
 
 
-def _spread(entry: TensorEntry, targets: list[torch.Tensor]) -> None:
+def _spread(targets: list[torch.Tensor]) -> None:
     """From the first target to those of other names for the same saved tensor, unless it is one memory."""
     for other in targets[1:]:
         if other.data_ptr() != targets[0].data_ptr():
@@ -204,7 +204,6 @@ class _Passed:
 
     def __init__(self, sender: _Sender, entry: TensorEntry, targets: list[torch.Tensor], *, data_start: int) -> None:
         self._sender = sender
-        self._entry = entry
         self._targets = targets
         self._inner: Direct | Block = landing_in(targets[0], entry, data_start=data_start)
         self._view = memoryview(b"")
@@ -217,7 +216,7 @@ class _Passed:
     def close(self) -> None:
         self._sender.put(self._view)
         self._inner.close()
-        _spread(self._entry, self._targets)
+        _spread(self._targets)
         self._view = memoryview(b"")
 
 
@@ -243,7 +242,7 @@ class _Receiver:
                 view, self._piece = view[count:], self._piece[count:]
             with torch.no_grad():
                 landing.close()
-            _spread(entry, targets[entry.key])
+            _spread(targets[entry.key])
 
     def _receive(self, size: int) -> None:
         word = self._stream.pass_on(size)

@@ -80,11 +80,10 @@ from midwatch.checkpoint.retain import (
     plan_retention,
     policy_of,
 )
-from midwatch.checkpoint.scrub import due, scrub
 from midwatch.checkpoint.signing import SigningKey, load_key
 from midwatch.checkpoint.stats import GroupStats, TensorStats, group_stats, read_stats
 from midwatch.checkpoint.verify import VerifyReport, verify_checkpoint
-from midwatch.checkpoint.writer import WRITER_MODULE, WriterClient
+from midwatch.checkpoint.writer import WriterClient
 
 __all__ = [
     "FORMAT_VERSION",
@@ -97,7 +96,6 @@ __all__ = [
     "SUSPECT_FILE",
     "USABLE",
     "VERIFIED_FILE",
-    "WRITER_MODULE",
     "Adopted",
     "AnyOf",
     "Best",
@@ -141,7 +139,6 @@ __all__ = [
     "compare",
     "decode_manifest",
     "decode_receipt",
-    "due",
     "export_safetensors",
     "fail_save",
     "folder_load_problems",
@@ -171,7 +168,6 @@ __all__ = [
     "receipt_file",
     "record_file",
     "remove_checkpoint",
-    "scrub",
     "sections_of",
     "shard_file",
     "shard_metadata",

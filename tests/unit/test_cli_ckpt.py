@@ -8,47 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from ckpt_command import answer, call, folder, saved_run
 
-from midwatch.audit import Ledger, ensure_run
+from midwatch.audit import Ledger
 from midwatch.checkpoint.format import mark_suspect, quarantine
 from midwatch.checkpoint.lineage import ResumeRecord, write_resume
 from midwatch.cli._places import Place
 from midwatch.cli._why_not import judge_all
-from midwatch.cli.main import main
 from midwatch.core import NullRecorder
 from midwatch.storage import canonical_json, claim_attempt, sha256_hex
 from midwatch.testing import corrupt
-from midwatch.testing.saves import SmallRun
 
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = SmallRun(tmp_path_factory.mktemp("pristine") / "run")
-    run.claim()
-    ensure_run(run.run_dir, run=run.run_id)
-    for step in (10, 20, 30):
-        run.save(step)
-    return run.run_dir
+    return saved_run(tmp_path_factory.mktemp("pristine") / "run", 10, 20, 30).run_dir
 
 
 @pytest.fixture
 def run(pristine: Path, tmp_path: Path) -> Path:
     shutil.copytree(pristine, tmp_path / "run", symlinks=True)
     return tmp_path / "run"
-
-
-def folder(run: Path, step: int) -> Path:
-    return run / "checkpoints" / f"step-{step:08d}-a0001"
-
-
-def call(*words: object) -> Result:
-    return CliRunner().invoke(main, ["ckpt", *map(str, words)])
-
-
-def answer(*words: object) -> tuple[int, Any]:
-    result = call(*words, "--json")
-    return result.exit_code, json.loads(result.stdout)
 
 
 def test_ls_shows_the_newest_first_and_stars_what_a_resume_takes(run: Path) -> None:

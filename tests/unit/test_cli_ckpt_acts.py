@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from ckpt_command import answer, call, folder, saved_run
 
-from midwatch.audit import Ledger, ensure_run, known_checkpoints, merged, verify_run
+from midwatch.audit import Ledger, known_checkpoints, merged, verify_run
 from midwatch.checkpoint.format import mark_suspect, verify_checkpoint
 from midwatch.checkpoint.lineage import ResumeRecord, write_resume
-from midwatch.cli.main import main
 from midwatch.storage import claim_attempt, ops
 from midwatch.testing.saves import SmallRun
 
@@ -22,12 +20,7 @@ STEPS = (10, 20, 30, 40)
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = SmallRun(tmp_path_factory.mktemp("pristine") / "run")
-    run.keep_last = 9
-    run.claim()
-    ensure_run(run.run_dir, run=run.run_id)
-    for step in STEPS:
-        run.save(step)
+    run = saved_run(tmp_path_factory.mktemp("pristine") / "run", *STEPS, keep_last=9)
     with Ledger(run.run_dir / "ledger" / "a0001-r00000.jsonl", run=run.run_id, attempt=1, rank=0) as ledger:
         ledger.record("run.attached", keep_last=2, keep={"every_steps": 25})
         for step in STEPS:
@@ -45,21 +38,8 @@ def name(step: int) -> str:
     return f"step-{step:08d}-a0001"
 
 
-def folder(run: Path, step: int) -> Path:
-    return run / "checkpoints" / name(step)
-
-
 def left(run: Path) -> list[int]:
     return [step for step in STEPS if folder(run, step).exists()]
-
-
-def call(*words: object) -> Result:
-    return CliRunner().invoke(main, ["ckpt", *map(str, words)])
-
-
-def answer(*words: object) -> tuple[int, Any]:
-    result = call(*words, "--json")
-    return result.exit_code, json.loads(result.stdout)
 
 
 def by_hand(run: Path) -> list[tuple[str, Any]]:

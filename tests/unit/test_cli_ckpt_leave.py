@@ -7,17 +7,14 @@ import json
 import math
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from ckpt_command import answer, call, folder, saved_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midwatch.audit import ensure_run
 from midwatch.checkpoint.format import export_safetensors, read_header, shard_file
 from midwatch.checkpoint.ranges import CheckedTensors, runs
-from midwatch.cli.main import main
 from midwatch.core import CheckpointError, StorageError
 from midwatch.storage import ops
 from midwatch.testing import corrupt
@@ -26,31 +23,13 @@ from midwatch.testing.saves import COLUMNS, ROWS, SmallRun
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = SmallRun(tmp_path_factory.mktemp("pristine") / "run")
-    run.claim()
-    ensure_run(run.run_dir, run=run.run_id)
-    for step in (10, 20):
-        run.save(step)
-    return run.run_dir
+    return saved_run(tmp_path_factory.mktemp("pristine") / "run", 10, 20).run_dir
 
 
 @pytest.fixture
 def run(pristine: Path, tmp_path: Path) -> Path:
     shutil.copytree(pristine, tmp_path / "run", symlinks=True)
     return tmp_path / "run"
-
-
-def folder(run: Path, step: int) -> Path:
-    return run / "checkpoints" / f"step-{step:08d}-a0001"
-
-
-def call(*words: object) -> Result:
-    return CliRunner().invoke(main, ["ckpt", *map(str, words)])
-
-
-def answer(*words: object) -> tuple[int, Any]:
-    result = call(*words, "--json")
-    return result.exit_code, json.loads(result.stdout)
 
 
 def staged(run: Path, key: str, step: int = 10, ranks: int = 2) -> bytes:

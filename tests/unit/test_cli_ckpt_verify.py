@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from ckpt_command import answer, call
 
 from midwatch.checkpoint.image import ITEM_SIZES
 from midwatch.checkpoint.manifest import MANIFEST_FILE, decode_manifest, decode_receipt, receipt_file, stats_file
 from midwatch.checkpoint.stats import TensorStats, encode_stats
-from midwatch.cli.main import main
 from midwatch.testing.saves import SmallRun
 
 
@@ -30,15 +27,6 @@ def tree(tmp_path: Path) -> Path:
 
 def folder(tree: Path, name: str, step: int) -> Path:
     return tree / name / "checkpoints" / f"step-{step:08d}-a0001"
-
-
-def call(verb: str, *arguments: object) -> Result:
-    return CliRunner().invoke(main, ["ckpt", verb, *map(str, arguments)])
-
-
-def answer(verb: str, *arguments: object) -> tuple[int, Any]:
-    result = call(verb, *arguments, "--json")
-    return result.exit_code, json.loads(result.stdout)
 
 
 def flip(path: Path, at: int = -100) -> None:

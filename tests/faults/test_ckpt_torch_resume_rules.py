@@ -221,11 +221,16 @@ def test_a_suspect_one_is_never_taken_by_default_and_on_record_when_named(run_di
     assert accepted["differs"] == ["marked suspect: loss spike"]
 
 
-def test_an_unsigned_one_is_passed_over_and_never_silently_taken(run_dir: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def signed(tmp_path: Path) -> dict[str, str]:
     key = tmp_path / "key"
     key.write_text("correct horse battery staple")
     key.chmod(0o600)
-    trust = {"signing_key": str(key)}
+    return {"signing_key": str(key)}
+
+
+def test_an_unsigned_one_is_passed_over_and_never_silently_taken(run_dir: Path, signed: dict[str, str]) -> None:
+    trust = signed
     assert refusal(run_dir, 2, trust=trust).code == "CK109"
     assert refusal(run_dir, 3, "auto", run_dir / "checkpoints" / name(6), trust=trust).code == "CK109"
     trained(run_dir, 4, (2,), trust=trust)
@@ -235,9 +240,34 @@ def test_an_unsigned_one_is_passed_over_and_never_silently_taken(run_dir: Path, 
     point, notes = resumed(run_dir, 7, trust=trust)
     assert point.name == name(2, 4)
     assert [event["code"] for event in notes.of("resume.passed_over")] == ["CK109"]
-    point, notes = resumed(run_dir, 8, trust=trust, accept="written before the key")
+    point, notes = resumed(
+        run_dir, 8, "auto", run_dir / "checkpoints" / name(9, 6), trust=trust, accept="the key was off"
+    )
     assert point.name == name(9, 6)
-    assert notes.of("resume.accepted")[0]["reason"] == "written before the key"
+    assert notes.of("resume.accepted")[0]["reason"] == "the key was off"
+
+
+def test_a_reason_that_stays_in_the_settings_did_not_let_a_forged_one_in(run_dir: Path, signed: dict[str, str]) -> None:
+    trained(run_dir, 2, (9,), trust=signed, config_hash="c1")
+    trained(run_dir, 3, (12,), config_hash="c1")  # by somebody without the key
+    reason = {"accept": "half the learning rate"}
+    point, notes = resumed(run_dir, 4, trust=signed, config_hash="c2", resume=reason)
+    assert point.name == name(9, 2)
+    (accepted,) = notes.of("resume.accepted")
+    assert accepted["differs"] == ["configuration c1, not c2"]
+
+
+def test_where_nothing_is_signed_yet_a_reason_is_enough(run_dir: Path, signed: dict[str, str]) -> None:
+    point, notes = resumed(run_dir, 2, trust=signed, accept="written before the key")
+    assert point.name == name(6)
+    (accepted,) = notes.of("resume.accepted")
+    assert accepted["differs"] == ["it is not signed, and a signing key is configured"]
+
+
+def test_a_forged_one_of_another_run_did_not_stop_the_resume(run_dir: Path, signed: dict[str, str]) -> None:
+    trained(run_dir, 2, (9,), trust=signed)
+    trained(run_dir, 3, (12,), run="another")
+    assert resumed(run_dir, 4, trust=signed)[0].name == name(9, 2)
 
 
 # --- what it brings back --------------------------------------------------------------------------------------------

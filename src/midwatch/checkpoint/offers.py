@@ -3,8 +3,8 @@
 Each candidate passes these rules, in this order. What is *refused* ends the resume, because an older checkpoint would
 be no better; what is *passed over* stays where it is, and the next older one is looked at.
 
+* not signed with this run's key (CK109): passed over; when no signed one is left refused, unless a reason was given
 * another run's (CK203) or another configuration's (CK207): refused, unless a reason was given
-* not signed with this run's key (CK109): passed over, unless a reason was given; refused when none is left
 * tried too often (CK208): passed over while an older one is left; the last one is taken with a warning in mode
   ``auto`` and refused in mode ``must``
 
@@ -94,6 +94,8 @@ class Offers:
         self._queue: list[tuple[CheckpointInfo, Candidate]] = []
         self._passed: dict[str, str] = {}
         """Names passed over, with the code of the rule."""
+        self._unsigned_ones: list[tuple[CheckpointInfo, Candidate]] = []
+        self._is_unsigned_accepted = False
         self._record: ResumeRecord | None = None
 
     def fill(self, copies: Sequence[Mapping[str, LocalCopy]]) -> None:
@@ -119,10 +121,17 @@ class Offers:
         Raises:
             CheckpointError: CK109, CK203, CK207, CK208.
         """
-        while self._queue:
+        while self._queue or self._recall_unsigned():
             info, candidate = self._queue.pop(0)
-            differs = self._differences(info, candidate)
-            if self._is_passed_over(info, candidate):
+            # First: what this run's key did not sign has no say, not even that it belongs to another run.
+            fault = self._unsigned(candidate)
+            if fault and not self._is_unsigned_accepted:
+                self._pass_over(info, "CK109", reason=fault)
+                self._unsigned_ones.append((info, candidate))
+                continue
+            differs = self._differences(info, candidate) + ([fault] if fault else [])
+            if tried := self._worn_out(info):
+                self._pass_over(info, "CK208", attempts=tried)
                 continue
             self._begin(info, candidate, differs)
             return self._with_signed_mark(candidate)
@@ -176,15 +185,22 @@ class Offers:
             differs.append(info.reason)
         return differs
 
-    def _is_passed_over(self, info: CheckpointInfo, candidate: Candidate) -> bool:
-        """Whether a rule says to look at an older one instead. Raises CheckpointError CK109, CK208."""
-        if fault := self._unsigned(candidate):
-            self._pass_over(info, "CK109", reason=fault)
-        elif tried := self._worn_out(info):
-            self._pass_over(info, "CK208", attempts=tried)
-        return info.name in self._passed
+    def _recall_unsigned(self) -> bool:
+        """Look at them after all: nothing signed is left, and a reason was given.
+
+        Not before. The reason may have been given for something else and stay in the settings; then whoever can write
+        the folder could slip in a newer one of his own.
+        """
+        if not self._wish.accept or self._is_unsigned_accepted:
+            return False
+        self._is_unsigned_accepted = True
+        self._queue, self._unsigned_ones = self._unsigned_ones, []
+        for info, _ in self._queue:
+            self._passed.pop(info.name, None)
+        return bool(self._queue)
 
     def _unsigned(self, candidate: Candidate) -> str:
+        """Why it is not signed with this run's key; empty when it is. Raises CheckpointError CK109 when named."""
         if self._key is None:
             return ""
         report = verify_checkpoint(Path(candidate.folder), deep=False, ranks=())
@@ -192,10 +208,7 @@ class Offers:
         # What is loaded later is held to the candidate's digest: the signature must be that one's, not a passer-by's.
         if not fault and report.manifest and report.manifest.digest != candidate.digest:
             fault = "its manifest was exchanged while it was looked at"
-        if fault and self._wish.accept:
-            self._accepted(candidate.name, [fault])
-            return ""
-        if fault and self._wish.path:
+        if fault and self._wish.path and not self._wish.accept:
             raise CheckpointError("CK109", f"{candidate.folder}: {fault}", checkpoint=candidate.name)
         return fault
 

@@ -121,6 +121,8 @@ class NetBoard:
         self._line: Line | None = None
         self._generation = ""
         self._posted: dict[str, Post] = {}
+        self._fault = "never asked"
+        """What the connection broke of last: a port that is closed, or a token that is gone."""
 
     def open(self) -> None:
         """Nothing to prepare: the first post connects."""
@@ -135,7 +137,7 @@ class NetBoard:
         """
         request = Post(self._save, self._tier, mark, data)
         if not self._deliver(request, POST_TIMEOUT_S):
-            raise CheckpointError("CK301", f"the receipt store at {self._place.address} does not answer")
+            raise CheckpointError("CK301", self._silence)
         self._posted[mark] = request
 
     def fail(self, rank: int, error: MidwatchError) -> bool:
@@ -164,8 +166,7 @@ class NetBoard:
                 case None if is_settled():
                     return {}
                 case None if time.monotonic() + pause_s >= deadline:
-                    where = f"the receipt store at {self._place.address} does not answer; {doing}"
-                    raise late(where, timeout_s, tuple(marks[:MAX_NAMED]), len(marks))
+                    raise late(f"{self._silence}; {doing}", timeout_s, tuple(marks[:MAX_NAMED]), len(marks))
                 case None:
                     time.sleep(pause_s)
                     pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
@@ -194,9 +195,14 @@ class NetBoard:
                 if self._has_lost_marks():
                     return None  # once: whoever waits may look for another way to know
             return self._line.ask(request, timeout_s)
-        except BROKEN:
+        except BROKEN as error:
+            self._fault = f"{type(error).__name__}: {error}"
             self.close()
             return None
+
+    @property
+    def _silence(self) -> str:
+        return f"the receipt store at {self._place.address} does not answer ({self._fault})"
 
     def _has_lost_marks(self) -> bool:
         """A store that was restarted knows nothing of us: post our marks again."""

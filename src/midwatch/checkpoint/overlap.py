@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, cast
 
 import torch
@@ -42,9 +42,15 @@ class Proof:
         self._keys = keys
         self._tensors = [tensor for _, tensor in pairs]
         self._versions = [tensor._version for tensor in self._tensors]
-        on_host = [pair for pair in pairs if pair[1].device.type == "cpu" and pair[1].numel() > 0]
+        on_host = [
+            (key, *pair)
+            for key, pair in zip(keys, pairs, strict=True)
+            if pair[1].device.type == "cpu" and pair[1].numel() > 0
+        ]
         stride = max(1, len(on_host) // _SAMPLES)
-        self._samples = on_host[::stride][:_SAMPLES] + list(frozen[:_SAMPLES])
+        chosen = on_host[::stride][:_SAMPLES] + [("the state of an optimizer", *pair) for pair in frozen[:_SAMPLES]]
+        # As they are now: by the end copy and tensor may agree on a value that came after this moment.
+        self._samples = [(key, copy, live, _ends(live)) for key, copy, live in chosen]
 
     def changed(self) -> list[str]:
         """Keys whose tensors changed, as far as can be told; reads the copy, so it must be complete."""
@@ -53,20 +59,14 @@ class Proof:
             for key, tensor, before in zip(self._keys, self._tensors, self._versions, strict=True)
             if tensor._version != before
         ]
-        if not found and any(not _is_same_at_ends(*pair) for pair in self._samples):
-            found.append("the state of an optimizer")
-        return found
+        return found or [key for key, copy, live, then in self._samples if _ends(live) != then or _ends(copy) != then]
 
 
-def _is_same_at_ends(copy: torch.Tensor, live: torch.Tensor) -> bool:
-    dim = live.dim()
-    return all(_is_same_value(copy[(at,) * dim], live[(at,) * dim]) for at in (0, -1))
-
-
-def _is_same_value(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.element_size() == 1:
-        one, other = one.view(torch.uint8), other.view(torch.uint8)
-    return bool((one == other) | ((one != one) & (other != other)))
+def _ends(tensor: torch.Tensor) -> list[list[int]]:
+    """The bytes of the first and of the last element: bits, because NaN is not equal to itself."""
+    dim = tensor.dim()
+    elements = [tensor[(at,) * dim].clone().reshape(1) for at in (0, -1)]
+    return [cast("list[int]", element.view(torch.uint8).tolist()) for element in elements]
 
 
 class Flight:
@@ -90,17 +90,18 @@ class Flight:
         began = time.perf_counter()
         with self._lock:
             if not self._is_held:
-                self._is_held = True
                 self.error = self._settle()
-        self.held_s += time.perf_counter() - began
+                # Not before: an interrupt in the wait ends it, and the next step must wait again.
+                self._is_held = True
+            self.held_s += time.perf_counter() - began
 
     def _settle(self) -> CheckpointError | None:
         try:
-            self._running.result(COPY_TIMEOUT_S)
+            fault = self._running.exception(COPY_TIMEOUT_S)
         except TimeoutError:
             return CheckpointError("CK301", f"the copy into staging memory did not end within {COPY_TIMEOUT_S:.0f} s")
-        except RuntimeError as error:  # PyTorch's own kind, whatever went wrong in a kernel or a driver
-            return CheckpointError("CK301", f"the copy into staging memory failed: {error}")
+        if fault is not None:
+            return CheckpointError("CK301", f"the copy into staging memory failed: {type(fault).__name__}: {fault}")
         self.copy.release()
         changed = self._proof.changed()
         if not changed:
@@ -113,6 +114,11 @@ class Flight:
     def is_done(self) -> bool:
         """Whether all bytes are in the arena, or never will be."""
         return self._running.done() and (self._running.exception() is not None or self.copy.is_done)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the thread has let go of the arena."""
+        return self._running.done()
 
     def finish(self) -> None:
         """Wait for all bytes."""
@@ -138,6 +144,13 @@ class Copier:
         """Begin to copy the state of this moment."""
         copy.begin()
         return Flight(copy, proof, self._thread.submit(copy.run))
+
+    def drain(self) -> bool:
+        """Wait until no copy is under way, not even one whose flight was lost; False when one hangs.
+
+        Blocking: ``COPY_TIMEOUT_S``.
+        """
+        return not wait([self._thread.submit(lambda: None)], COPY_TIMEOUT_S).not_done
 
     def close(self) -> None:
         """End the thread after its copy, and let optimizers alone."""

@@ -71,6 +71,7 @@ class Saver:
         self._pending: _Pending | None = None
         self._figures: StageFigures | None = None
         """Of the save whose ledger line is still to be written: not inside ``save``, where its sync would be felt."""
+        self._pid = os.getpid()
         self._thread = 0
         """Which thread trains; the writer is spoken to by no other."""
 
@@ -155,7 +156,8 @@ class Saver:
     def _before_step(self) -> None:
         """An optimizer is about to change the state."""
         pending = self._pending
-        if pending is None:
+        # In a forked child (a loader's worker) there is no copying thread to wait for, and the writer is not its own.
+        if pending is None or os.getpid() != self._pid:
             return
         pending.flight.hold()
         if pending.flight.error is None and pending.flight.is_done and threading.get_ident() == self._thread:
@@ -191,7 +193,7 @@ class Saver:
                 state="failed",
                 error_code=error.code,
                 message=error.message,
-                is_slot_free=True,
+                is_slot_free=pending.flight.is_over,
                 is_final=True,
             )
         ]
@@ -202,6 +204,7 @@ class Saver:
         """Until an arena is free. The writer writes without waiting for others, so the bound is generous."""
         self.hold()
         self.poll()
+        self._reclaim()
         began = time.perf_counter()
         deadline = time.monotonic() + self._config.commit_timeout_s
         while not self._slots.has_room:
@@ -211,6 +214,13 @@ class Saver:
                 raise CheckpointError("CK301", message, in_flight=list(self._writer.in_flight))
             self._take(self._writer.poll(left_s))
         return time.perf_counter() - began
+
+    def _reclaim(self) -> None:
+        """Slots of saves that an exception ended in the middle (Ctrl-C, a signal's handler): nobody else frees them."""
+        lost = self._slots.held - self._writer.keys_in_flight
+        if lost and self._stager.drain():
+            for key in lost:
+                self._slots.free(key)
 
     def _take(self, events: list[SaveEvent]) -> list[SaveEvent]:
         self._write_staged()

@@ -85,6 +85,11 @@ class Slots:
         self._holder.pop(key, None)
 
     @property
+    def held(self) -> frozenset[Key]:
+        """Saves that lie in an arena."""
+        return frozenset(self._holder)
+
+    @property
     def has_room(self) -> bool:
         return bool(self._free())
 

@@ -78,9 +78,10 @@ class Stager:
         Raises:
             CheckpointError: CK304, CK305. StorageError: ST105.
         """
-        snapshot = self._capture(foresee=True)
-        size_bytes = self._plan(snapshot, 0).size_bytes
-        self._slots.reserve(size_bytes, main_device(piece.tensor for piece in snapshot.pieces))
+        with torch.inference_mode(False):  # a script may evaluate just now; what is made here must outlive that
+            snapshot = self._capture(foresee=True)
+            size_bytes = self._plan(snapshot, 0).size_bytes
+            self._slots.reserve(size_bytes, main_device(piece.tensor for piece in snapshot.pieces))
         return size_bytes
 
     def stage(self, key: Key, step: int, before_step: Callable[[], None]) -> Staged:
@@ -92,6 +93,14 @@ class Stager:
         Raises:
             CheckpointError: CK304, CK305. StorageError: ST105.
         """
+        with torch.inference_mode(False):  # as in ``foresee``
+            return self._stage(key, step, before_step)
+
+    def drain(self) -> bool:
+        """Wait until nothing is copied into any arena, after a save that ended in the middle; False when it hangs."""
+        return self._copier is None or self._copier.drain()
+
+    def _stage(self, key: Key, step: int, before_step: Callable[[], None]) -> Staged:
         began = time.perf_counter()
         with _no_collection():
             snapshot = self._capture()

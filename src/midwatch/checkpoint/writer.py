@@ -63,6 +63,11 @@ class WriterClient:
         """Names of the saves that have not reached their last event."""
         return tuple(job.name for job in self._flying.values())
 
+    @property
+    def keys_in_flight(self) -> frozenset[tuple[str, int]]:
+        """Name and serial of the same."""
+        return frozenset(self._flying)
+
     def start(self) -> None:
         """Start the process unless it runs. Does not wait for it."""
         if self.is_alive:
@@ -134,9 +139,13 @@ class WriterClient:
         self.start()
         self._flying[job.key] = job
         self._freed.discard(job.key)
-        if not self._send(frame):
-            self._kill()
-            self._bury()
+        is_sent = False
+        try:
+            is_sent = self._send(frame)
+        finally:
+            if not is_sent:  # also when interrupted: half a frame would spoil the next one
+                self._kill()
+                self._bury()
 
     def _send(self, data: bytes) -> bool:
         assert self._process is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,20 +13,10 @@ from complaint_jobs import Job, is_same
 from midwatch.checkpoint.format import candidates, list_checkpoints, newest_verified, verify_checkpoint
 from midwatch.checkpoint.lineage import ResumeRecord, write_resume
 from midwatch.config import KeepConfig
-from midwatch.storage import ops
 from midwatch.testing.ioshim import Injury, IoShim
 from midwatch.testing.saves import SmallRun
 
 pytestmark = [pytest.mark.torch, pytest.mark.procs]
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[SmallRun]:
-    run = SmallRun(tmp_path / "run")
-    run.claim()
-    yield run
-    ops.set_observer(None)
-    run.close()
 
 
 def there(root: Path) -> list[tuple[int, str]]:

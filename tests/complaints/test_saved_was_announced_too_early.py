@@ -6,7 +6,7 @@ import errno
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -24,15 +24,6 @@ from midwatch.testing.ioshim import NEEDS_SPACE, IoShim, Operation
 from midwatch.testing.saves import SmallRun
 
 pytestmark = [pytest.mark.torch, pytest.mark.procs]
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[SmallRun]:
-    run = SmallRun(tmp_path / "run")
-    run.claim()
-    yield run
-    ops.set_observer(None)
-    run.close()
 
 
 # --- pytorch/pytorch#191391 -------------------------------------------------------------------------------------------

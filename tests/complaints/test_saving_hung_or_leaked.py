@@ -30,14 +30,6 @@ from midwatch.testing.saves import SmallRun
 pytestmark = [pytest.mark.torch, pytest.mark.procs]
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[SmallRun]:
-    run = SmallRun(tmp_path / "run")
-    run.claim()
-    yield run
-    run.close()
-
-
 # --- mlfoundations/open_lm#154 ----------------------------------------------------------------------------------------
 
 

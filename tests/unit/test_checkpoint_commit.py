@@ -18,7 +18,6 @@ from midwatch.checkpoint.format import (
     candidates,
     committed_names,
     fail_save,
-    list_checkpoints,
     mark_suspect,
     move_latest,
     newest_verified,
@@ -38,10 +37,6 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SmallRun]:
     small.claim()
     yield small
     small.close()
-
-
-def _states(run: SmallRun) -> dict[str, str]:
-    return {info.name: info.state for info in list_checkpoints(run.root)}
 
 
 def test_a_save_tells_its_stages_in_order(run: SmallRun) -> None:
@@ -87,7 +82,7 @@ def test_one_ranks_failure_ends_the_save_of_all_at_once(run: SmallRun) -> None:
     assert events[0][-1].error_code == "CK301"
     assert "rank 1 failed: [ST105]" in events[0][-1].message
     assert events[0][-1].seconds < run.commit_timeout_s / 2
-    assert _states(run) == {"step-00000010-a0001": "verified"}
+    assert run.states() == {"step-00000010-a0001": "verified"}
 
 
 def test_a_failed_save_can_be_repeated_in_the_same_attempt(run: SmallRun) -> None:
@@ -113,7 +108,7 @@ def test_a_superseded_attempt_does_not_commit(run: SmallRun) -> None:
     claim_attempt(run.run_dir, run=run.run_id, inventory=committed_names(run.root))
     events = run.save(20)
     assert events[0][-1].error_code == "CK401"
-    assert _states(run) == {"step-00000010-a0001": "verified"}
+    assert run.states() == {"step-00000010-a0001": "verified"}
 
 
 def test_a_commit_that_slips_past_the_fence_is_never_offered(run: SmallRun) -> None:
@@ -134,7 +129,7 @@ def test_a_commit_that_slips_past_the_fence_is_never_offered(run: SmallRun) -> N
         ops.set_observer(None)
     assert moment.is_set()
     assert events[0][-1].error_code == "CK401"
-    assert _states(run) == {"step-00000010-a0001": "verified", "step-00000020-a0001": "fenced"}
+    assert run.states() == {"step-00000010-a0001": "verified", "step-00000020-a0001": "fenced"}
     assert [info.step for info in candidates(run.root)] == [10]
     assert os.readlink(run.root / "latest") == "step-00000010-a0001"
 
@@ -154,7 +149,7 @@ def test_bytes_that_change_on_the_way_to_the_medium_are_quarantined(
     events = run.save(20)
     assert events[1][-1].error_code == "ST104"
     assert "rank 1 failed: [ST104]" in events[0][-1].message
-    assert _states(run) == {"step-00000020-a0001": "quarantined", "step-00000010-a0001": "verified"}
+    assert run.states() == {"step-00000020-a0001": "quarantined", "step-00000010-a0001": "verified"}
     assert os.readlink(run.root / "latest") == "step-00000010-a0001"
 
 
@@ -173,7 +168,7 @@ def test_the_oldest_verified_goes_when_a_newer_one_is_verified(run: SmallRun) ->
     run.save(10)
     run.save(20)
     assert run.save(30)[0][-1].pruned == ("step-00000010-a0001",)
-    assert set(_states(run)) == {"step-00000020-a0001", "step-00000030-a0001"}
+    assert set(run.states()) == {"step-00000020-a0001", "step-00000030-a0001"}
 
 
 def test_foreign_and_protected_folders_stay(run: SmallRun) -> None:
@@ -187,7 +182,7 @@ def test_foreign_and_protected_folders_stay(run: SmallRun) -> None:
     )
     run.save(20)
     run.save(30)
-    assert set(_states(run)) == {"step-00000010-a0001", "step-00000030-a0001"}
+    assert set(run.states()) == {"step-00000010-a0001", "step-00000030-a0001"}
     assert (run.root / "my-notes").is_dir()
     assert (run.root / "step-7").is_dir()
 
@@ -196,10 +191,10 @@ def test_leftovers_of_older_attempts_are_swept(run: SmallRun) -> None:
     (run.root / "step-00000005-a0001.partial").mkdir(parents=True)
     (run.root / "step-00000005-a0001.partial" / "rank-00000.safetensors").write_bytes(b"x")
     run.save(10)
-    assert "step-00000005-a0001.partial" in _states(run), "this attempt's own leftovers may be in use"
+    assert "step-00000005-a0001.partial" in run.states(), "this attempt's own leftovers may be in use"
     run.claim()
     run.save(20)
-    assert "step-00000005-a0001.partial" not in _states(run)
+    assert "step-00000005-a0001.partial" not in run.states()
     if run.place is None:
         assert [path.name for path in (run.root / ".board").iterdir()] == ["step-00000020-a0002.0"]
 
@@ -271,7 +266,7 @@ def test_a_bad_one_is_set_aside_and_latest_falls_back(run: SmallRun) -> None:
     run.save(20)
     place = quarantine(run.root, "step-00000020-a0001", "bit rot")
     assert (place / "REASON.json").exists()
-    assert _states(run) == {"step-00000020-a0001": "quarantined", "step-00000010-a0001": "verified"}
+    assert run.states() == {"step-00000020-a0001": "quarantined", "step-00000010-a0001": "verified"}
     assert os.readlink(run.root / "latest") == "step-00000010-a0001"
     quarantine(run.root, "step-00000010-a0001", "bit rot")
     assert not (run.root / "latest").is_symlink()
@@ -295,7 +290,7 @@ def test_after_a_roll_back_the_abandoned_branch_does_not_come_back(run: SmallRun
     assert os.readlink(run.root / "latest") == "step-00000015-a0002"
     assert [info.step for info in candidates(run.root)][:2] == [15, 30]
     run.save(25)
-    assert _states(run) == {"step-00000015-a0002": "verified", "step-00000025-a0002": "verified"}
+    assert run.states() == {"step-00000015-a0002": "verified", "step-00000025-a0002": "verified"}
 
 
 def test_an_unproven_commit_is_offered_last(run: SmallRun) -> None:

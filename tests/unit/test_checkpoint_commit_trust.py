@@ -17,7 +17,6 @@ from midwatch.checkpoint.format import (
     SaveEvent,
     committed_names,
     decode_receipt,
-    list_checkpoints,
     newest_verified,
     verify_checkpoint,
 )
@@ -36,10 +35,6 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SmallRun]:
     small.claim()
     yield small
     small.close()
-
-
-def _states(run: SmallRun) -> dict[str, str]:
-    return {info.name: info.state for info in list_checkpoints(run.root)}
 
 
 def _poison(monkeypatch: pytest.MonkeyPatch, *steps: int, element: int = 0, rank: int = 1) -> None:
@@ -224,9 +219,9 @@ def test_late_commits_go_once_something_newer_is_verified(run: SmallRun) -> None
     run.save(10)
     claim_attempt(run.run_dir, run=run.run_id, inventory=[])  # it did not see step 10: committed too late
     run.attempt = 2
-    assert _states(run) == {"step-00000010-a0001": "fenced"}
+    assert run.states() == {"step-00000010-a0001": "fenced"}
     run.save(20)
-    assert _states(run) == {"step-00000020-a0002": "verified"}
+    assert run.states() == {"step-00000020-a0002": "verified"}
 
 
 def test_a_pinned_late_commit_stays(run: SmallRun) -> None:
@@ -235,7 +230,7 @@ def test_a_pinned_late_commit_stays(run: SmallRun) -> None:
     claim_attempt(run.run_dir, run=run.run_id, inventory=[])
     run.attempt = 2
     run.save(20)
-    assert _states(run)["step-00000010-a0001"] == "fenced"
+    assert run.states()["step-00000010-a0001"] == "fenced"
 
 
 def test_a_rank_frozen_before_the_commit_and_thawed_after_a_takeover(run: SmallRun) -> None:
@@ -262,7 +257,7 @@ def test_a_rank_frozen_before_the_commit_and_thawed_after_a_takeover(run: SmallR
         old.join()
         ops.set_observer(None)
     assert {per_rank[-1].state for per_rank in events.values()} == {"failed"}
-    assert _states(run) == {"step-00000010-a0001": "verified", "step-00000015-a0002": "verified"}
+    assert run.states() == {"step-00000010-a0001": "verified", "step-00000015-a0002": "verified"}
     assert os.readlink(run.root / "latest") == "step-00000015-a0002"
     assert successor.save(25)[0][-1].state == "verified"
     successor.close()

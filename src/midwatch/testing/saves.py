@@ -19,6 +19,7 @@ from midwatch.checkpoint.format import (
     TensorSpec,
     committed_names,
     fail_save,
+    list_checkpoints,
     plan_image,
     shard_metadata,
 )
@@ -87,6 +88,10 @@ class SmallRun:
     def name(self, step: int) -> str:
         """The checkpoint's name if this attempt saves ``step``."""
         return str(CheckpointName(step, self.attempt))
+
+    def states(self) -> dict[str, str]:
+        """Name to state, of all that lies in the shared tier."""
+        return {info.name: info.state for info in list_checkpoints(self.root)}
 
     def specs(self, rank: int) -> list[TensorSpec]:
         """The tensors of one rank's shard."""

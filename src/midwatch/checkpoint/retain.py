@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from midwatch.checkpoint.catalog import CheckpointInfo
+from midwatch.checkpoint.catalog import USABLE, CheckpointInfo
 from midwatch.config import KeepConfig
 
 _HOUR_NS = 3_600_000_000_000
@@ -149,7 +149,7 @@ def line_of(listing: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
     line: list[CheckpointInfo] = []
     lowest, newer_lowest, attempt = math.inf, math.inf, -1
     for info in sorted(listing, key=lambda info: info.order, reverse=True):
-        if info.state not in ("verified", "committed") or info.is_abandoned:
+        if info.state not in USABLE or info.is_abandoned:
             continue
         if info.attempt != attempt:
             attempt, newer_lowest = info.attempt, lowest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -313,3 +314,23 @@ def test_a_strange_name_among_the_boards_fails_no_save(run: SmallRun) -> None:
     run.save(10)
     (run.root / ".board" / "step-00000005-a0001.²").mkdir(parents=True, exist_ok=True)
     assert [events[-1].state for events in run.save(20).values()] == ["verified", "verified"]
+
+
+@pytest.mark.parametrize("moment", ["rename", "rmdir"])
+def test_a_person_who_pruned_the_same_one_meanwhile_stops_no_clearing_away(run: SmallRun, moment: str) -> None:
+    for step in (10, 20, 30):
+        run.save(step)
+    oldest = run.root / run.name(10)
+
+    def also_remove(operation: str, path: str) -> None:
+        if operation == moment and path.startswith(str(oldest)):
+            shutil.rmtree(oldest if moment == "rename" else path)
+
+    run.keep_last = 1
+    ops.set_observer(also_remove)
+    try:
+        last = run.save(40)[0][-1]
+    finally:
+        ops.set_observer(None)
+    assert (last.state, last.error_code) == ("verified", "")
+    assert run.states() == {run.name(40): "verified"}

@@ -315,7 +315,7 @@ def mark_suspect(root: Path, name: str, reason: str, *, run_dir: Path | None = N
 
 
 def remove_checkpoint(root: Path, name: str) -> None:
-    """Delete a checkpoint or a leftover.
+    """Delete a checkpoint or a leftover; one that is gone is fine: a person's ``ckpt prune`` may have been quicker.
 
     Durability: if we die at any point a reader sees either the whole checkpoint or a torn leftover, never a part that
     looks whole: it is renamed away before its first file goes.
@@ -325,7 +325,10 @@ def remove_checkpoint(root: Path, name: str) -> None:
         doomed = root / f"{name}{PARTIAL_SUFFIX}"
         if doomed.exists():
             ops.remove_tree(doomed)
-        ops.rename(path, doomed)
+        try:
+            ops.rename(path, doomed)
+        except FileNotFoundError:
+            return
         ops.fsync_dir(root)
         path = doomed
     ops.remove_tree(path)

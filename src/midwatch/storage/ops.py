@@ -6,6 +6,7 @@ install an observer that is told of each operation *before* it happens and may d
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -247,6 +248,7 @@ def remove_tree(path: Path) -> None:
     if path.is_symlink() or not path.is_dir():
         unlink(path)
         return
-    for entry in sorted(path.iterdir()):
-        remove_tree(entry)
-    rmdir(path)
+    with contextlib.suppress(FileNotFoundError):  # somebody else removes the same
+        for entry in sorted(path.iterdir()):
+            remove_tree(entry)
+        rmdir(path)

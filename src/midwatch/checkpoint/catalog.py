@@ -1,15 +1,13 @@
-"""What lies in a checkpoint folder, which one to trust, and where the bad ones go."""
+"""What lies in a checkpoint folder, and which one to trust."""
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from midwatch.checkpoint.board import BOARD_FOLDER
 from midwatch.checkpoint.lineage import Lineage
 from midwatch.checkpoint.manifest import (
     MANIFEST_FILE,
@@ -19,11 +17,10 @@ from midwatch.checkpoint.manifest import (
     Manifest,
     read_manifest,
 )
-from midwatch.checkpoint.ownership import owner_of
 from midwatch.checkpoint.problem import Problem
 from midwatch.checkpoint.verify import read_mark
-from midwatch.core import SYSTEM_CLOCK, UNREADABLE, CheckpointError, CheckpointName, parse_checkpoint_name
-from midwatch.storage import late_commits, ops, read_regular, replace_symlink, write_json_atomic
+from midwatch.core import UNREADABLE, CheckpointError, CheckpointName, parse_checkpoint_name
+from midwatch.storage import late_commits, read_regular
 
 PARTIAL_SUFFIX = ".partial"
 LATEST = "latest"
@@ -97,8 +94,8 @@ def list_checkpoints(root: Path, *, run_dir: Path | None = None) -> list[Checkpo
         run_dir: Where the attempts' claims and resumes are, to recognise fenced and abandoned ones. None looks beside
             ``root`` (the default place of the shared tier); a node-local tier has neither.
     """
-    found = [info for path in _entries(root) if (info := _describe(path))]
-    found += [_quarantined(path) for path in _entries(root / QUARANTINE) if _parse(path.name)]
+    found = [info for path in folders_in(root) if (info := _describe(path))]
+    found += [_quarantined(path) for path in folders_in(root / QUARANTINE) if parse_folder(path.name)]
     books_dir = run_dir if run_dir is not None else root.absolute().parent
     late = late_commits(books_dir, {info.name: info.run for info in found if info.state in USABLE})
     lineage = Lineage.of(books_dir)
@@ -106,14 +103,15 @@ def list_checkpoints(root: Path, *, run_dir: Path | None = None) -> list[Checkpo
     return sorted(listed, key=lambda info: (info.order, info.name), reverse=True)
 
 
-def _entries(root: Path) -> list[Path]:
+def folders_in(root: Path) -> list[Path]:
+    """Real folders, links left out; none where there is no such place."""
     try:
         return [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
-def _parse(name: str) -> CheckpointName | None:
+def parse_folder(name: str) -> CheckpointName | None:
     """Also understands ``.partial`` and the ``.2`` of a second quarantine of the same name."""
     base, _, suffix = name.partition(".")
     is_ours = not suffix or suffix == PARTIAL_SUFFIX[1:] or suffix.isdecimal()
@@ -121,7 +119,7 @@ def _parse(name: str) -> CheckpointName | None:
 
 
 def _describe(path: Path) -> CheckpointInfo | None:
-    parsed = _parse(path.name)
+    parsed = parse_folder(path.name)
     if parsed is None or path.suffix not in ("", PARTIAL_SUFFIX):
         return None
     if path.suffix == PARTIAL_SUFFIX:
@@ -196,7 +194,7 @@ def _info(path: Path, state: State, manifest: Manifest) -> CheckpointInfo:
 
 
 def _quarantined(path: Path) -> CheckpointInfo:
-    parsed = _parse(path.name)
+    parsed = parse_folder(path.name)
     assert parsed is not None
     try:
         reason = msgspec.json.decode(read_regular(path / REASON_FILE), type=QuarantineReason).reason
@@ -220,7 +218,7 @@ def _placed(info: CheckpointInfo, late: set[str], lineage: Lineage) -> Checkpoin
 
 def committed_names(root: Path) -> list[str]:
     """The inventory for ``claim_attempt``: names of all committed folders, readable manifest or not."""
-    folders = [path for path in _entries(root) if parse_checkpoint_name(path.name)]
+    folders = [path for path in folders_in(root) if parse_checkpoint_name(path.name)]
     return sorted(path.name for path in folders if (path / MANIFEST_FILE).exists())
 
 
@@ -243,118 +241,3 @@ def candidates(root: Path, *, run_dir: Path | None = None) -> list[CheckpointInf
     listed = list_checkpoints(root, run_dir=run_dir)
     sound = [info for info in listed if info.state in USABLE and info.is_trusted]
     return sorted(sound, key=lambda info: info.preference, reverse=True)
-
-
-def move_latest(root: Path, *, run_dir: Path | None = None) -> str:
-    """Point ``latest`` to the newest verified checkpoint, or remove it when there is none. Returns the name."""
-    newest = newest_verified(root, run_dir=run_dir)
-    return point_latest(root, "" if newest is None else newest.name)
-
-
-def point_latest(root: Path, name: str) -> str:
-    """Point ``latest`` to a name (relative, so that the folder can be moved); empty removes it.
-
-    Raises:
-        OSError: Also when a file or folder that is not a link has taken its place, which a copying tool may leave.
-    """
-    link = root / LATEST
-    if link.exists() and not link.is_symlink():
-        raise FileExistsError(errno.EEXIST, "not a link: move it away", str(link))
-    current = str(link.readlink()) if link.is_symlink() else ""
-    if name and current != name:
-        replace_symlink(link, name)
-    elif not name and current:
-        ops.unlink(link)
-        ops.fsync_dir(root)
-    return name
-
-
-def quarantine(
-    root: Path, name: str, reason: str, problems: Sequence[Problem] = (), *, run_dir: Path | None = None
-) -> Path:
-    """Move a checkpoint out of every reader's way; nothing is deleted.
-
-    Durability: if we die before the rename the checkpoint is still listed, with a harmless REASON.json inside.
-
-    Returns:
-        The new place.
-    """
-    source = root / name
-    now_ns = SYSTEM_CLOCK.wall_ns()
-    record = QuarantineReason(name=name, reason=reason, quarantined_ns=now_ns, problems=tuple(problems[:64]))
-    write_json_atomic(source / REASON_FILE, record)
-    ops.make_dirs(root / QUARANTINE)
-    target = _free_place(root / QUARANTINE, name)
-    ops.rename(source, target)
-    ops.fsync_dir(root / QUARANTINE)
-    ops.fsync_dir(root)
-    _repair_latest(root, run_dir)
-    return target
-
-
-def _repair_latest(root: Path, run_dir: Path | None) -> None:
-    """Only where there is one: a local tier has none and gets none."""
-    if (root / LATEST).is_symlink():
-        move_latest(root, run_dir=run_dir)
-
-
-def _free_place(folder: Path, name: str) -> Path:
-    number = 1
-    target = folder / name
-    while target.exists():
-        number += 1
-        target = folder / f"{name}.{number}"
-    return target
-
-
-def mark_suspect(root: Path, name: str, reason: str, *, run_dir: Path | None = None) -> None:
-    """Flag a checkpoint whose contents, though intact, are not to be trusted; ``latest`` passes over it from now on."""
-    record = {"reason": reason, "marked_ns": SYSTEM_CLOCK.wall_ns()}
-    write_json_atomic(root / name / SUSPECT_FILE, record)
-    _repair_latest(root, run_dir)
-
-
-def remove_checkpoint(root: Path, name: str) -> None:
-    """Delete a checkpoint or a leftover; one that is gone is fine: a person's ``ckpt prune`` may have been quicker.
-
-    Durability: if we die at any point a reader sees either the whole checkpoint or a torn leftover, never a part that
-    looks whole: it is renamed away before its first file goes.
-    """
-    path = root / name
-    if not name.endswith(PARTIAL_SUFFIX):
-        doomed = root / f"{name}{PARTIAL_SUFFIX}"
-        if doomed.exists():
-            ops.remove_tree(doomed)
-        try:
-            ops.rename(path, doomed)
-        except FileNotFoundError:
-            return
-        ops.fsync_dir(root)
-        path = doomed
-    ops.remove_tree(path)
-    ops.fsync_dir(root)
-
-
-def sweep_leftovers(root: Path, attempt: int, *, run: str) -> tuple[str, ...]:
-    """The janitor: remove ``.partial`` folders and boards of attempts older than ``attempt``, which must hold ``run``.
-
-    A writer of such an attempt that is still alive fails at its next file operation, as it should. One of another run
-    that was given the same folder goes on.
-    """
-    removed: list[str] = []
-    # Boards first: whose they are is told by the folder that is being written.
-    for path in _entries(root / BOARD_FOLDER):
-        parsed = _parse(path.name)
-        if parsed and parsed.attempt < attempt and _may_sweep(root, str(parsed), run):
-            ops.remove_tree(path)
-    for path in _entries(root):
-        parsed = _parse(path.name)
-        is_old = parsed is not None and path.suffix == PARTIAL_SUFFIX and parsed.attempt < attempt
-        if is_old and owner_of(path) in ("", run):
-            remove_checkpoint(root, path.name)
-            removed.append(path.name)
-    return tuple(removed)
-
-
-def _may_sweep(root: Path, name: str, run: str) -> bool:
-    return all(owner_of(root / place) in ("", run) for place in (f"{name}{PARTIAL_SUFFIX}", name))

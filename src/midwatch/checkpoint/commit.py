@@ -10,7 +10,7 @@ import msgspec
 
 from midwatch.checkpoint.board import RankFailedError, rank_mark
 from midwatch.checkpoint.board_choice import board_of
-from midwatch.checkpoint.catalog import PARTIAL_SUFFIX, mark_suspect, move_latest, newest_verified, quarantine
+from midwatch.checkpoint.catalog import PARTIAL_SUFFIX, newest_verified
 from midwatch.checkpoint.collect import Collector, answer_call
 from midwatch.checkpoint.data_path import write_shard
 from midwatch.checkpoint.housekeeping import prune
@@ -30,6 +30,7 @@ from midwatch.checkpoint.manifest import (
     seal,
     shard_file,
 )
+from midwatch.checkpoint.moves import mark_suspect, move_latest, quarantine
 from midwatch.checkpoint.notes import CommitNote, LayoutCache, ProofNote, decode_all, decode_note, encode_note
 from midwatch.checkpoint.ownership import owner_of_part
 from midwatch.checkpoint.proof import committed_manifest, prove_part, show_folder

@@ -21,11 +21,7 @@ from midwatch.checkpoint.catalog import (
     candidates,
     committed_names,
     list_checkpoints,
-    mark_suspect,
-    move_latest,
     newest_verified,
-    quarantine,
-    remove_checkpoint,
 )
 from midwatch.checkpoint.differ import Difference, Fact, TensorChange, compare
 from midwatch.checkpoint.export import ExportReport, export_safetensors
@@ -63,6 +59,7 @@ from midwatch.checkpoint.manifest import (
     sections_of,
     shard_file,
 )
+from midwatch.checkpoint.moves import mark_suspect, move_latest, quarantine, remove_checkpoint
 from midwatch.checkpoint.pins import pin_checkpoint, unpin_checkpoint
 from midwatch.checkpoint.problem import Problem
 from midwatch.checkpoint.retain import (

@@ -12,10 +12,9 @@ from midwatch.checkpoint.catalog import (
     CheckpointInfo,
     list_checkpoints,
     newest_of,
-    remove_checkpoint,
-    sweep_leftovers,
 )
 from midwatch.checkpoint.jobs import SaveJob, Tier
+from midwatch.checkpoint.moves import remove_checkpoint, sweep_leftovers
 from midwatch.checkpoint.retain import plan_retention, policy_of
 from midwatch.core import parse_checkpoint_name
 from midwatch.storage import ops

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
-from midwatch.checkpoint.catalog import quarantine
 from midwatch.checkpoint.commit import CONTENT_CODES
 from midwatch.checkpoint.jobs import SaveEvent, SaveJob, Tier
+from midwatch.checkpoint.moves import quarantine
 from midwatch.checkpoint.problem import Problem
 from midwatch.checkpoint.scrub import due, scrub
 from midwatch.checkpoint.signing import load_key

@@ -261,3 +261,12 @@ def test_a_rank_frozen_before_the_commit_and_thawed_after_a_takeover(run: SmallR
     assert os.readlink(run.root / "latest") == "step-00000015-a0002"
     assert successor.save(25)[0][-1].state == "verified"
     successor.close()
+
+
+def test_a_run_that_died_between_commit_and_verification_got_its_room_back(run: SmallRun) -> None:
+    run.keep_last = 1
+    run.save(10)
+    (run.root / run.name(10) / "VERIFIED.json").unlink()
+    run.claim()
+    run.save(20)
+    assert run.states() == {"step-00000020-a0002": "verified"}

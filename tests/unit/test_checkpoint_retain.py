@@ -34,8 +34,8 @@ def saved(step: int, attempt: int = 1, state: Any = "verified", **values: Any) -
     return CheckpointInfo(name=name, path="", state=state, step=step, attempt=attempt, **values)
 
 
-def kept(listing: list[CheckpointInfo], policy: Any, **more: Any) -> list[int]:
-    doomed = plan_retention(listing, policy, **more).doomed
+def kept(listing: list[CheckpointInfo], policy: Any, *more: Any, **named: Any) -> list[int]:
+    doomed = plan_retention(listing, policy, *more, **named).doomed
     return [info.step for info in listing if info.name not in doomed]
 
 
@@ -209,3 +209,31 @@ def test_a_real_listing_is_planned_by_its_manifests(tmp_path: Path) -> None:
     assert plan.doomed == (run.name(10),)
     foreign = plan_retention(list_checkpoints(run.root), policy_of(1), run="another")
     assert foreign.doomed == ()
+
+
+# --- committed by an attempt that died --------------------------------------------------------------------------------
+
+
+def test_what_dead_attempts_committed_did_not_pile_up_for_ever() -> None:
+    listing = [saved(10, 1, "committed"), saved(20, 2, "committed"), saved(30, 3), saved(40, 3), saved(50, 3)]
+    assert kept(listing, policy_of(2), attempt=3) == [40, 50]
+
+
+def test_a_committed_one_stays_while_it_may_still_be_needed() -> None:
+    policy = policy_of(2)
+    listing = [saved(10), saved(20), saved(30, 2, "committed"), saved(40, 3)]
+    assert kept(listing, policy, attempt=3) == [20, 30, 40], "one verified is newer, two are kept"
+    assert kept([*listing, saved(50, 3)], policy, attempt=3) == [40, 50]
+    assert kept([*listing, saved(50, 3)], policy, attempt=2) == [30, 40, 50], "its attempt may yet verify it"
+    assert kept([*listing, saved(50, 3)], policy) == [30, 40, 50], "whose attempt lives is not known"
+    assert kept([*listing, saved(50, 3)], policy, ["step-00000030-a0002"], attempt=3) == [30, 40, 50]
+    assert kept([saved(10), saved(30, 2, "committed")], policy_of(1), attempt=3) == [10, 30], (
+        "nothing newer is verified"
+    )
+
+
+def test_a_committed_one_that_a_rule_keeps_for_good_stays() -> None:
+    listing = [saved(30, 2, "committed"), saved(45, 3), saved(50, 3)]
+    assert kept(listing, policy_of(1, KeepConfig(every_steps=30)), attempt=3) == [30, 45, 50]
+    pinned = [saved(30, 2, "committed", pin="paper"), *listing[1:]]
+    assert kept(pinned, policy_of(1), attempt=3) == [30, 50]

@@ -33,7 +33,7 @@ def prune(job: SaveJob, tier: Tier, pending: Collection[str]) -> tuple[str, ...]
     listing = list_checkpoints(root, run_dir=Path(job.run_dir) if tier == "shared" else None)
     protected = {*job.protected, *pending, job.name}
     policy = policy_of(job.keep_last, job.keep if tier == "shared" else None)
-    doomed = plan_retention(listing, policy, protected, run=job.run).doomed
+    doomed = plan_retention(listing, policy, protected, run=job.run, attempt=job.attempt).doomed
     stranded = stranded_commits(listing, job.attempt, protected)
     for name in (*doomed, *stranded):
         remove_checkpoint(root, name)

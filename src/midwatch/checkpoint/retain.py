@@ -2,7 +2,9 @@
 
 A rule only ever keeps. What no rule keeps goes, if it may go at all: the plan never dooms what is not verified (in
 flight, torn, merely committed, fenced, quarantined), what is pinned or protected (the resume source, an upload under
-way), another run's checkpoint, or the newest verified one that is not suspect.
+way), another run's checkpoint, or the newest verified one that is not suspect. One exception: what an attempt committed
+and died before it was verified goes when a verified one in its place would. Else each such death would cost its room
+for good.
 """
 
 from __future__ import annotations
@@ -183,13 +185,20 @@ class RetentionPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_retention(
-    checkpoints: Sequence[CheckpointInfo], policy: Policy, protected: Collection[str] = (), *, run: str = ""
+    checkpoints: Sequence[CheckpointInfo],
+    policy: Policy,
+    protected: Collection[str] = (),
+    *,
+    run: str = "",
+    attempt: int = 0,
 ) -> RetentionPlan:
     """What may be deleted, oldest first, so that an interrupted pruning leaves the newest.
 
     Args:
         protected: Names that something still needs: the resume source, uploads under way, the save that asks.
         run: Only this run's checkpoints count and go; empty: all in the listing are one run's.
+        attempt: The one that holds the run. What older ones committed and died before they could verify is then
+            judged like a verified one, for nobody will verify it any more; 0: it is not known.
     """
     own = [info for info in checkpoints if not run or not info.run or info.run == run]
     own_names = {info.name for info in own}
@@ -207,6 +216,8 @@ def plan_retention(
             why.append("in use")
         if info.name not in own_names:
             why = [f"belongs to run {info.run}"]
+        elif info.state == "committed" and info.attempt < attempt:
+            why += _still_wanted(info, own, policy, newest)
         elif info.state != "verified":
             why.append(_UNTOUCHED[info.state])
         elif newest is None:
@@ -214,6 +225,17 @@ def plan_retention(
         verdicts.append(_verdict(info, why))
     doomed = tuple(verdict.name for verdict in reversed(verdicts) if verdict.is_doomed)
     return RetentionPlan(doomed=doomed, verdicts=tuple(verdicts), note=_note(own, newest))
+
+
+def _still_wanted(
+    info: CheckpointInfo, own: Sequence[CheckpointInfo], policy: Policy, newest: CheckpointInfo | None
+) -> list[str]:
+    """Why a dead attempt's committed one stays: nothing verified is newer, or a rule would keep it were it verified."""
+    if newest is None or newest.order < info.order:
+        return [_UNTOUCHED[info.state]]
+    as_verified = msgspec.structs.replace(info, state="verified")
+    reason = policy.keeps([as_verified if other is info else other for other in own]).get(info.name)
+    return [f"not verified; {reason}"] if reason else []
 
 
 _UNTOUCHED = {

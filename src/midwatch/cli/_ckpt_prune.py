@@ -50,7 +50,7 @@ def prune(
     """Remove the checkpoints that no rule keeps. The rules are those the run was last started with, unless told here.
 
     Whatever the rules say, these stay: the newest verified one that is not suspect, what the newest attempt resumed
-    from, pinned ones, other runs' ones, and all that are not verified. So it may be done while the run trains.
+    from, pinned ones, other runs' ones, and what is being written or damaged. So it may be done while the run trains.
     """
     place = find_place(path)
     told = [*overrides, *([f"checkpoint.keep_last={keep_last}"] if keep_last else [])]
@@ -60,7 +60,8 @@ def prune(
     run = run_id(place)
     if not run:
         _refuse_several_runs(place, listing)
-    plan = plan_retention(listing, policy_of(rules.keep_last, rules.keep), in_use(place), run=run)
+    policy = policy_of(rules.keep_last, rules.keep)
+    plan = plan_retention(listing, policy, in_use(place), run=run, attempt=fence.attempt)
     sizes = {info.name: info.size_bytes for info in listing}
     if not is_json:
         _show(plan, rules, source)

@@ -215,6 +215,28 @@ def test_thousands_of_ranks_meet_at_once(tmp_path: Path, board: Boards) -> None:
         assert len(found) == count
 
 
+def test_a_store_that_ends_with_ranks_connected_ends_quietly(tmp_path: Path) -> None:
+    complaints: list[dict[str, object]] = []
+
+    async def end_while_connected() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+        listener = listen("127.0.0.1")
+        listener.setblocking(False)
+        asyncio.get_running_loop().create_task(BoardServer(listener, b"t" * 64, "r1", 1).serve())
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        while len(asyncio.all_tasks()) < 3:  # ours, the server's, the connection's
+            await asyncio.sleep(0)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        writer.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(end_while_connected())
+    assert not complaints
+
+
 def test_only_the_newest_shelves_are_remembered(tmp_path: Path) -> None:
     make_token(tmp_path)
     with listen("127.0.0.1") as listener:

@@ -15,6 +15,7 @@ from midwatch.checkpoint import Checkpointer, Identity, VerifyingReader  # noqa:
 from midwatch.checkpoint import slots as slots_module  # noqa: E402
 from midwatch.checkpoint.image import ShardIdentity  # noqa: E402
 from midwatch.checkpoint.layout import LayoutMemo, Piece  # noqa: E402
+from midwatch.checkpoint.memory import Memory  # noqa: E402
 from midwatch.checkpoint.outcomes import StageFigures, _why_slow  # noqa: E402
 from midwatch.checkpoint.planning import PlanMemo  # noqa: E402
 from midwatch.checkpoint.slots import Slots  # noqa: E402
@@ -94,11 +95,22 @@ def test_a_second_slot_that_does_not_fit_is_done_without(
 def test_a_second_slot_that_would_end_in_an_oom_kill_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slots_module, "meminfo", lambda: {"MemTotal": 2**30, "MemAvailable": 50})
+    monkeypatch.setattr(slots_module, "memory", lambda: Memory(total=2**30, available=150))
     slots = Slots("test", 0, 2, Notes(), tmp_path)
     slots.reserve(100, CPU)
     assert slots.count == 1
     slots.close()
+
+
+def test_ranks_of_one_host_do_not_all_take_the_same_last_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots_module, "memory", lambda: Memory(total=2**30, available=700))
+    for sharers, count in ((3, 2), (4, 1)):
+        slots = Slots(f"test{sharers}", 0, 2, Notes(), tmp_path)
+        slots.reserve(100, CPU, sharers=sharers)
+        assert slots.count == count
+        slots.close()
 
 
 def test_no_slot_at_all_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,9 @@ MAX_SHELVES = 16
 MAX_MARKS = 1_000_000
 
 
+_ENDS = (OSError, EOFError, ValueError, TimeoutError, msgspec.MsgspecError)
+
+
 class _Waiter:
     def __init__(self, missing: set[str]) -> None:
         self.missing = missing
@@ -125,7 +128,8 @@ class BoardServer:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             # A peer that goes, lies or talks nonsense loses its connection; it comes back, or runs into its deadline.
-            with contextlib.suppress(OSError, EOFError, ValueError, TimeoutError, msgspec.MsgspecError):
+            # A store that ends cancels all: nothing follows, and asyncio's streams report what was left cancelled.
+            with contextlib.suppress(*_ENDS, asyncio.CancelledError):
                 _keep_alive(writer)
                 async with asyncio.timeout(GREETING_TIMEOUT_S):
                     await self._greet(reader, writer)

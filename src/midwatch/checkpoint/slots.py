@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from midwatch.checkpoint.memory import memory
 from midwatch.checkpoint.stage import SHM_DIR, Arena
 from midwatch.core import Recorder, StorageError, format_bytes
 
@@ -15,8 +16,6 @@ _log = logging.getLogger(__name__)
 
 Key = tuple[str, int]
 """Name and serial of a save."""
-
-_MEMINFO = Path("/proc/meminfo")
 
 
 class Slots:
@@ -33,9 +32,12 @@ class Slots:
     def count(self) -> int:
         return len(self._arenas)
 
-    def reserve(self, size_bytes: int, device: torch.device) -> None:
+    def reserve(self, size_bytes: int, device: torch.device, sharers: int = 1) -> None:
         """Take the memory of all free slots, and say how much that is. What cannot be had beyond the first slot is done
         without.
+
+        Args:
+            sharers: Ranks on this host that take as much at the same time.
 
         Raises:
             StorageError: ST105 when not even one slot fits.
@@ -45,7 +47,7 @@ class Slots:
         for arena in self._free():
             try:
                 if arena is not self._arenas[0] and arena.size_bytes < size_bytes:
-                    _check_memory(size_bytes)
+                    _check_memory(size_bytes, sharers)
                 grew |= arena.reserve(size_bytes, pin=pin)
             except StorageError as error:
                 if self.count == 1:
@@ -110,7 +112,7 @@ class Slots:
     def _tell(self) -> None:
         sizes = [arena.size_bytes for arena in self._arenas]
         total = sum(sizes)
-        share = total / max(meminfo()["MemTotal"], 1)
+        share = total / max(memory().total, 1)
         _log.info("staging takes %s of memory in %d slots (%.1f %%)", format_bytes(total), len(sizes), 100 * share)
         is_pinned = all(arena.is_pinned for arena in self._arenas)
         self._recorder.record(
@@ -118,18 +120,17 @@ class Slots:
         )
 
 
-def _check_memory(size_bytes: int) -> None:
+def _check_memory(size_bytes: int, sharers: int) -> None:
     # Shared memory may be as large as you like on paper; what it takes beyond the real memory ends in an OOM kill.
-    available = meminfo()["MemAvailable"]
-    if available < size_bytes:
-        message = f"{format_bytes(available)} of memory are available, the second slot needs {format_bytes(size_bytes)}"
-        raise StorageError("ST105", message, need_bytes=size_bytes, free_bytes=available)
-
-
-def meminfo() -> dict[str, int]:
-    """``MemTotal`` and ``MemAvailable`` of this host, in bytes."""
-    table = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
-    return {name: int(table[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable")}
+    # As much again is left alone: gradients, optimizer state and loaders are still to come when this is asked.
+    available, need = memory().available, 2 * size_bytes * sharers
+    if available < need:
+        ranks = f" of {sharers} ranks" if sharers > 1 else ""
+        message = (
+            f"{format_bytes(available)} of memory are available; "
+            f"a second slot{ranks} is taken where there are {format_bytes(need)}, twice its size"
+        )
+        raise StorageError("ST105", message, need_bytes=need, free_bytes=available)
 
 
 def main_device(tensors: Iterable[torch.Tensor]) -> torch.device:

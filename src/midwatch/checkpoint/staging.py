@@ -81,7 +81,8 @@ class Stager:
         with torch.inference_mode(False):  # a script may evaluate just now; what is made here must outlive that
             snapshot = self._capture(foresee=True)
             size_bytes = self._plan(snapshot, 0).size_bytes
-            self._slots.reserve(size_bytes, main_device(piece.tensor for piece in snapshot.pieces))
+            device = main_device(piece.tensor for piece in snapshot.pieces)
+            self._slots.reserve(size_bytes, device, sharers=max(len(self._identity.node_ranks), 1))
         return size_bytes
 
     def stage(self, key: Key, step: int, before_step: Callable[[], None]) -> Staged:

@@ -130,8 +130,7 @@ def _describe(path: Path) -> CheckpointInfo | None:
         return _torn(path, parsed, error.message)
     if manifest.name != path.name:
         return _torn(path, parsed, f"its manifest is that of {manifest.name}")
-    state = "verified" if read_mark(path, manifest) == "valid" else "committed"
-    return _info(path, state, manifest)
+    return info_of(path, manifest)
 
 
 def _torn(path: Path, parsed: CheckpointName, reason: str) -> CheckpointInfo:
@@ -168,12 +167,13 @@ def _pin_label(path: Path) -> str:
         return "pinned"
 
 
-def _info(path: Path, state: State, manifest: Manifest) -> CheckpointInfo:
+def info_of(path: Path, manifest: Manifest) -> CheckpointInfo:
+    """The line of a committed folder, before the run's books are asked."""
     suspicion = _suspicion(path)
     return CheckpointInfo(
         name=path.name,
         path=str(path),
-        state=state,
+        state="verified" if read_mark(path, manifest) == "valid" else "committed",
         step=manifest.step,
         attempt=manifest.attempt,
         run=manifest.run,

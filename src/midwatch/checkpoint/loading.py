@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from midwatch.checkpoint.candidate import Candidate
 from midwatch.checkpoint.ddp import replay_order
 from midwatch.checkpoint.exchange import Exchange, exchanged_keys
 from midwatch.checkpoint.group import ControlGroup
 from midwatch.checkpoint.identity import Identity
 from midwatch.checkpoint.load import VerifyingReader
-from midwatch.checkpoint.offers import Candidate
 from midwatch.checkpoint.problem import Problem
 from midwatch.checkpoint.restore import Restorer
 from midwatch.checkpoint.resume import Chooser, ResumePoint, agree, raise_remote, told_by

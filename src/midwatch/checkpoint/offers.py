@@ -21,18 +21,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from midwatch.checkpoint.catalog import (
-    LATEST,
-    PARTIAL_SUFFIX,
-    QUARANTINE,
-    USABLE,
-    CheckpointInfo,
-    list_checkpoints,
-)
+from midwatch.checkpoint.candidate import Candidate, LocalCopy, candidate_of, common, follow
+from midwatch.checkpoint.catalog import USABLE, CheckpointInfo, info_of, list_checkpoints
 from midwatch.checkpoint.lineage import Lineage, Outcome, ResumeRecord, proven_attempts, write_resume
-from midwatch.checkpoint.manifest import MANIFEST_FILE, SUSPECT_FILE, Manifest
 from midwatch.checkpoint.signing import SigningKey, load_key, signature_fault
-from midwatch.checkpoint.verify import read_mark, verify_checkpoint
+from midwatch.checkpoint.verify import verify_checkpoint
 from midwatch.core import CheckpointError, Recorder
 
 _log = logging.getLogger(__name__)
@@ -53,32 +46,6 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why another run's or another configuration's checkpoint is meant."""
     max_attempts: int = 4
     signing_key: str = ""
-
-
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One folder that may be resumed from."""
-
-    name: str
-    folder: str
-    tier: str
-    digest: str
-    run: str
-    config_hash: str = ""
-    is_verified: bool = False
-    is_split: bool = False
-    """Each node's folder of this name holds its own ranks' shards only."""
-
-
-class LocalCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """A node-local checkpoint as one rank sees it."""
-
-    name: str
-    digest: str
-    is_verified: bool
-    has_own: bool
-    """The shard of the rank's own number is there."""
-    is_whole: bool
-    """All shards are."""
 
 
 class Offers:
@@ -280,8 +247,8 @@ class Offers:
         return [info for info in self._listed.get(tier, []) if info.state in USABLE and info.is_trusted]
 
     def _placed(self, info: CheckpointInfo, tier: str, copies: Sequence[Mapping[str, LocalCopy]]) -> Candidate | None:
-        candidate = _candidate(info, tier)
-        return _common(candidate, info, copies, self._wish.world_size) if tier == "local" else candidate
+        candidate = candidate_of(info, tier)
+        return common(candidate, info, copies, self._wish.world_size) if tier == "local" else candidate
 
     def _named(self, path: Path, copies: Sequence[Mapping[str, LocalCopy]]) -> tuple[CheckpointInfo, Candidate]:
         folder = follow(path)
@@ -290,77 +257,8 @@ class Offers:
             raise CheckpointError(report.problems[0].code, report.problems[0].message, path=str(folder))
         tier = next((tier for tier, root in self._roots.items() if folder.parent == root.resolve()), "path")
         known = next((i for i in self._listed.get(tier, []) if Path(i.path).resolve() == folder), None)
-        info = known or _of_manifest(folder, report.manifest)
+        info = known or info_of(folder, report.manifest)
         candidate = self._placed(info, tier, copies)
         if candidate is None:
             raise CheckpointError("CK205", f"{folder} is not on every rank's node", path=str(folder))
         return info, msgspec.structs.replace(candidate, folder=str(folder))
-
-
-def _of_manifest(folder: Path, manifest: Manifest) -> CheckpointInfo:
-    is_suspect = (folder / SUSPECT_FILE).exists()
-    return CheckpointInfo(
-        name=folder.name,
-        path=str(folder),
-        state="verified" if read_mark(folder, manifest) == "valid" else "committed",
-        step=manifest.step,
-        attempt=manifest.attempt,
-        run=manifest.run,
-        config_hash=manifest.config_hash,
-        world_size=manifest.world_size,
-        digest=manifest.digest,
-        is_suspect=is_suspect,
-        reason="marked suspect" if is_suspect else "",
-    )
-
-
-def _candidate(info: CheckpointInfo, tier: str) -> Candidate:
-    return Candidate(
-        name=info.name,
-        folder=info.path,
-        tier=tier,
-        digest=info.digest,
-        run=info.run,
-        config_hash=info.config_hash,
-        is_verified=info.state == "verified",
-    )
-
-
-def _common(
-    candidate: Candidate, info: CheckpointInfo, copies: Sequence[Mapping[str, LocalCopy]], world_size: int
-) -> Candidate | None:
-    """A local checkpoint counts when every rank's node has it, with the shard the rank needs."""
-    seen = [copy for by_name in copies if (copy := by_name.get(candidate.name)) and copy.digest == candidate.digest]
-    if len(seen) < len(copies):
-        return None
-    is_verified = all(copy.is_verified for copy in seen)
-    if all(copy.is_whole for copy in seen):
-        return msgspec.structs.replace(candidate, is_verified=is_verified)
-    if info.world_size != world_size or not all(copy.has_own for copy in seen):
-        return None
-    return msgspec.structs.replace(candidate, is_verified=is_verified, is_split=True)
-
-
-def follow(path: Path) -> Path:
-    """The checkpoint that a path means: itself, or where its ``latest`` link leads.
-
-    Raises:
-        CheckpointError: CK101 never committed, CK201 no checkpoint there.
-    """
-    if path.name.endswith(PARTIAL_SUFFIX) and path.is_dir():
-        raise CheckpointError("CK101", f"{path} was never committed", path=str(path))
-    for folder in (path, path / LATEST, path / "checkpoints" / LATEST):
-        if (folder / MANIFEST_FILE).is_file():
-            return folder.resolve()
-    raise CheckpointError("CK201", f"{path} is not a checkpoint and has none", path=str(path))
-
-
-def buried(folder: Path, untrusted: Sequence[tuple[str, str]]) -> CheckpointError:
-    """The error that keeps a fresh start from burying what might still be saved."""
-    named = "; ".join(f"{name}: {reason}" for name, reason in dict(untrusted).items())
-    return CheckpointError(
-        "CK202",
-        f"no checkpoint in {folder} can be trusted, and starting from step 0 would bury them: {named}",
-        hint=f"Look into {folder / QUARANTINE}; start over on purpose with resume(mode='never').",
-        rejected=[list(item) for item in untrusted],
-    )

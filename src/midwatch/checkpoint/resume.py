@@ -17,12 +17,13 @@ from typing import Any
 
 import msgspec
 
+from midwatch.checkpoint.candidate import Candidate, LocalCopy, buried
 from midwatch.checkpoint.catalog import PARTIAL_SUFFIX, USABLE, list_checkpoints
 from midwatch.checkpoint.group import ControlGroup
 from midwatch.checkpoint.lineage import Outcome
 from midwatch.checkpoint.manifest import shard_file
 from midwatch.checkpoint.moves import quarantine as move_to_quarantine
-from midwatch.checkpoint.offers import Candidate, LocalCopy, Offers, Wish, buried
+from midwatch.checkpoint.offers import Offers, Wish
 from midwatch.checkpoint.problem import Problem
 from midwatch.checkpoint.verify import VerifyReport, verify_checkpoint
 from midwatch.core import CheckpointError, MidwatchError, Recorder, StorageError, error_from_dict

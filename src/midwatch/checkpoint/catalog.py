@@ -73,9 +73,12 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.attempt, self.step
 
     @property
-    def preference(self) -> tuple[bool, tuple[int, int]]:
-        """Sorts checkpoints by how gladly a resume takes them: any verified one before a merely committed one."""
-        return self.state == "verified", self.order
+    def preference(self) -> tuple[tuple[int, int], bool]:
+        """Sorts checkpoints by how gladly a resume takes them: the newest first, of equal copies the verified one.
+
+        A merely committed one is read in full before it is taken: that costs less than the steps since the one before.
+        """
+        return self.order, self.state == "verified"
 
 
 class QuarantineReason(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,7 +237,7 @@ def newest_of(listing: Sequence[CheckpointInfo]) -> CheckpointInfo | None:
 
 
 def candidates(root: Path, *, run_dir: Path | None = None) -> list[CheckpointInfo]:
-    """What may be resumed from, best first: verified ones newest first, then committed ones, to be verified first.
+    """What may be resumed from, newest first; merely committed ones are to be verified before they are taken.
 
     Suspect, abandoned, fenced, torn and quarantined ones are left out.
     """

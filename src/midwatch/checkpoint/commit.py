@@ -6,8 +6,6 @@ from collections.abc import Collection, Iterable
 from functools import cached_property
 from pathlib import Path
 
-import msgspec
-
 from midwatch.checkpoint.board import RankFailedError, rank_mark
 from midwatch.checkpoint.board_choice import board_of
 from midwatch.checkpoint.catalog import PARTIAL_SUFFIX, newest_verified
@@ -22,22 +20,21 @@ from midwatch.checkpoint.manifest import (
     VERIFIED_FILE,
     Manifest,
     Receipt,
-    VerifiedMark,
     decode_manifest,
     encode_record,
     note_of,
     receipt_file,
-    seal,
     shard_file,
 )
+from midwatch.checkpoint.mark import write_mark
 from midwatch.checkpoint.moves import mark_suspect, move_latest, quarantine
 from midwatch.checkpoint.notes import CommitNote, LayoutCache, ProofNote, decode_all, decode_note, encode_note
 from midwatch.checkpoint.ownership import owner_of_part
 from midwatch.checkpoint.proof import committed_manifest, prove_part, show_folder
-from midwatch.checkpoint.signing import SigningKey, load_key, sign, sign_mark
+from midwatch.checkpoint.signing import SigningKey, load_key, sign
 from midwatch.checkpoint.verify import read_mark
-from midwatch.core import SYSTEM_CLOCK, CheckpointError, FencedError, MidwatchError
-from midwatch.storage import FAST_KIND, Fence, check_space, ops, root_digest, secure_kind, write_atomic
+from midwatch.core import CheckpointError, FencedError, MidwatchError
+from midwatch.storage import FAST_KIND, Fence, check_space, ops, root_digest, secure_kind
 
 CONTENT_CODES = frozenset({"ST104", "CK102", "CK103", "CK104", "CK105", "CK106", "CK107", "CK110"})
 """Failures that say the bytes are wrong, not that somebody was late: such a commit is quarantined."""
@@ -63,8 +60,8 @@ class CommitProtocol:
     8. Each rank reads manifest, receipt and shard back from the medium, compares them with what was staged and planned,
        loads a sample, leaves its statistics beside the shard, and posts what it found. The leader compares all that
        with the manifest; when it sees a structure for the first time it also examines records, sizes, headers and
-       coverage of the folder itself. R: a committed checkpoint, whole but not yet proven; resume prefers older
-       verified ones and verifies this one before any use. Lost or torn statistics take nothing away from it.
+       coverage of the folder itself. R: a committed checkpoint, whole but not yet proven; a resume
+       reads all of it back before it takes it. Lost or torn statistics take nothing away from it.
     9. Where a model tensor has become non-finite since the baseline, ``SUSPECT.json`` appears first (unless a warning
        is all that is wanted). Then ``VERIFIED.json`` does, atomically, naming the manifest's digest. R: before it
        committed, after it *verified*; never verified and not yet suspect.
@@ -277,15 +274,7 @@ class CommitProtocol:
         show_folder(self.final, manifest, proofs, self._layouts, self.tier, self._key)
         self._fence.check()
         self._flag_what_went_bad(proofs)
-        mark = VerifiedMark(
-            name=manifest.name,
-            manifest_digest=manifest.digest,
-            verified_ns=SYSTEM_CLOCK.wall_ns(),
-            ranks=self._ranks,
-        )
-        mark = msgspec.structs.replace(mark, digest=seal(mark))
-        mark = mark if self._key is None else sign_mark(mark, self._key)
-        write_atomic(self.final / VERIFIED_FILE, encode_record(mark))
+        write_mark(self.final, manifest, self._ranks, self._key)
         self.board.post(self._mark("marked"))
 
     def _proofs(self) -> list[ProofNote]:

@@ -56,7 +56,7 @@ class Offers:
         self._run_dir = run_dir
         self._wish = wish
         self._recorder = recorder
-        self._key: SigningKey | None = load_key(wish.signing_key) if wish.signing_key else None
+        self.key: SigningKey | None = load_key(wish.signing_key) if wish.signing_key else None
         self._listed = {tier: list_checkpoints(root, run_dir=run_dir) for tier, root in roots.items()}
         self._queue: list[tuple[CheckpointInfo, Candidate]] = []
         self._passed: dict[str, str] = {}
@@ -80,7 +80,7 @@ class Offers:
                 if candidate is not None:
                     self._queue.append((info, candidate))
         # Stable: of equal copies the local one comes first.
-        self._queue.sort(key=lambda item: (item[1].is_verified, item[0].order), reverse=True)
+        self._queue.sort(key=lambda item: (item[0].order, item[1].is_verified), reverse=True)
 
     def next(self) -> Candidate | None:
         """The best candidate that no rule speaks against; what this attempt begins from is on record when it returns.
@@ -168,10 +168,10 @@ class Offers:
 
     def _unsigned(self, candidate: Candidate) -> str:
         """Why it is not signed with this run's key; empty when it is. Raises CheckpointError CK109 when named."""
-        if self._key is None:
+        if self.key is None:
             return ""
         report = verify_checkpoint(Path(candidate.folder), deep=False, ranks=())
-        fault = signature_fault(report.manifest, self._key) if report.manifest else "its manifest cannot be read"
+        fault = signature_fault(report.manifest, self.key) if report.manifest else "its manifest cannot be read"
         # What is loaded later is held to the candidate's digest: the signature must be that one's, not a passer-by's.
         if not fault and report.manifest and report.manifest.digest != candidate.digest:
             fault = "its manifest was exchanged while it was looked at"
@@ -181,9 +181,9 @@ class Offers:
 
     def _with_signed_mark(self, candidate: Candidate) -> Candidate:
         """With a key, a mark that it did not sign is no mark: such a checkpoint is read in full first."""
-        if self._key is None or not candidate.is_verified:
+        if self.key is None or not candidate.is_verified:
             return candidate
-        report = verify_checkpoint(Path(candidate.folder), deep=False, ranks=(), key=self._key)
+        report = verify_checkpoint(Path(candidate.folder), deep=False, ranks=(), key=self.key)
         return msgspec.structs.replace(candidate, is_verified=report.mark == "valid")
 
     def _worn_out(self, info: CheckpointInfo) -> list[int]:

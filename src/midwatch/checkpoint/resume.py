@@ -1,10 +1,10 @@
 """Which checkpoint to resume from: chosen by rank 0, checked by all ranks together, agreed on by everyone.
 
 Newest first. A candidate that was verified when it was saved is looked over (records, sizes, owners), and loading it,
-which checks every byte before it is used, is the proof. One that is merely committed is read back in full first, every
-rank taking its share. One that is damaged is moved to ``quarantine`` with the reason, and the next older one is tried.
-A fresh start happens only where there is nothing to lose: when checkpoints exist but none can be trusted, that is an
-error (CK202).
+which checks every byte before it is used, is the proof. One that is merely committed (the run died between commit and
+verification) is read back in full first, every rank taking its share, and counts as verified from then on. One that is
+damaged is moved to ``quarantine`` with the reason, and the next older one is tried. A fresh start happens only where
+there is nothing to lose: when checkpoints exist but none can be trusted, that is an error (CK202).
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from midwatch.checkpoint.candidate import Candidate, LocalCopy, buried
 from midwatch.checkpoint.catalog import PARTIAL_SUFFIX, USABLE, list_checkpoints
 from midwatch.checkpoint.group import ControlGroup
 from midwatch.checkpoint.lineage import Outcome
-from midwatch.checkpoint.manifest import shard_file
+from midwatch.checkpoint.manifest import read_manifest, shard_file
+from midwatch.checkpoint.mark import write_mark
 from midwatch.checkpoint.moves import quarantine as move_to_quarantine
 from midwatch.checkpoint.offers import Offers, Wish
 from midwatch.checkpoint.problem import Problem
+from midwatch.checkpoint.signing import signature_fault
 from midwatch.checkpoint.verify import VerifyReport, verify_checkpoint
 from midwatch.core import CheckpointError, MidwatchError, Recorder, StorageError, error_from_dict
 from midwatch.storage import as_storage_error
@@ -103,6 +105,8 @@ class Chooser:
             candidate = msgspec.convert(offer["candidate"], Candidate)
             problems = self._verify(candidate)
             if not problems:
+                if not candidate.is_verified:
+                    self._mark_verified(candidate)
                 return candidate
             self.reject(candidate, problems)
 
@@ -222,6 +226,21 @@ class Chooser:
             _log.warning("%s stays where it is: %s", name, error)
             moved_to = ""
         self._recorder.record("checkpoint.rejected", name=name, reason=reason, moved_to=moved_to)
+
+    def _mark_verified(self, candidate: Candidate) -> None:
+        """All ranks have just read their share: what the dead writer owed is paid. A split one has no whole to mark."""
+        if self._group.rank != 0 or candidate.is_split or candidate.tier not in self._place.roots:
+            return
+        try:
+            manifest, key = read_manifest(Path(candidate.folder)), self._opened().key
+            if key is not None and signature_fault(manifest, key):
+                return  # taken for a reason, this once; our signature on its mark would bless it for good
+            write_mark(Path(candidate.folder), manifest, range(manifest.world_size), key)
+        except (OSError, CheckpointError) as error:
+            # A folder that cannot be written may still hold a checkpoint that can be read.
+            _log.warning("%s was verified, but could not be marked so: %s", candidate.name, error)
+        else:
+            self._recorder.record("checkpoint.verified_late", name=candidate.name, digest=candidate.digest)
 
     def _verify(self, candidate: Candidate) -> list[Problem]:
         report = _look_over(candidate, self._place, self._group.world_size)

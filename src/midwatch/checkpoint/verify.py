@@ -197,6 +197,8 @@ class _Checker:
             read_header(path)
         except CheckpointError as error:
             self._report("CK104", path.name, error.message)
+        except OSError as error:
+            self._report("CK104", path.name, f"cannot be read back: {error}")
 
     def _foreign_owner(self, path: Path, rank: int) -> str:
         """Whose shard it is when the header readably tells of another one. Damage to it is found by digest."""

@@ -294,11 +294,11 @@ def test_after_a_roll_back_the_abandoned_branch_does_not_come_back(run: SmallRun
     assert run.states() == {"step-00000015-a0002": "verified", "step-00000025-a0002": "verified"}
 
 
-def test_an_unproven_commit_is_offered_last(run: SmallRun) -> None:
+def test_an_unproven_commit_keeps_its_place_but_latest_passes_over_it(run: SmallRun) -> None:
     run.save(10)
     run.save(20)
     (run.root / "step-00000020-a0001" / "VERIFIED.json").unlink()
-    assert [(info.step, info.state) for info in candidates(run.root)] == [(10, "verified"), (20, "committed")]
+    assert [(info.step, info.state) for info in candidates(run.root)] == [(20, "committed"), (10, "verified")]
     assert move_latest(run.root) == "step-00000010-a0001"
 
 
@@ -334,3 +334,20 @@ def test_a_person_who_pruned_the_same_one_meanwhile_stops_no_clearing_away(run: 
         ops.set_observer(None)
     assert (last.state, last.error_code) == ("verified", "")
     assert run.states() == {run.name(40): "verified"}
+
+
+def test_a_rank_that_cleared_the_folder_away_is_named_by_the_others(
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [run.job(10, rank) for rank in (0, 1)]
+    events: list[SaveEvent] = []
+    Path(jobs[1].shm_path).write_bytes(b"short")
+    run_save(jobs[1], lambda _event: None)
+
+    def gone(*_args: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "step.partial/rank-00000.safetensors")
+
+    monkeypatch.setattr(CommitProtocol, "persist", gone)
+    assert not run_save(jobs[0], events.append)
+    assert events[-1].error_code == "CK301"
+    assert "rank 1 failed: [ST105]" in events[-1].message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable
 
+from midwatch.checkpoint.board import RankFailedError
 from midwatch.checkpoint.commit import CommitProtocol
 from midwatch.checkpoint.jobs import SaveEvent, SaveJob, SaveState, Tier
 from midwatch.checkpoint.manifest import Receipt
@@ -98,12 +99,24 @@ def _run(
     try:
         return _walk(protocol, progress, chunks, expected)
     except Exception as error:  # noqa: BLE001
-        refusal = as_refusal(error, protocol.job)
+        refusal = _first_cause(protocol, as_refusal(error, protocol.job))
         protocol.abandon(refusal)
         progress.tell("failed", protocol.tier, error=refusal)
         return None
     finally:
         protocol.close()
+
+
+def _first_cause(protocol: CommitProtocol, refusal: MidwatchError) -> MidwatchError:
+    """A rank that gives up clears the folder away under the others' feet: then what it said is the reason."""
+    if refusal.code == "ST102":
+        try:
+            protocol.board.wait(["nothing"], timeout_s=0.0, doing="looking for another rank's failure")
+        except RankFailedError as other:
+            return other
+        except (MidwatchError, OSError):
+            pass  # nobody said anything, or the board is out of reach as well
+    return refusal
 
 
 def _walk(protocol: CommitProtocol, progress: Progress, chunks: Source, expected: Receipt | None) -> Receipt:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from midwatch.checkpoint.capture import Memo, Snapshot, capture
-from midwatch.checkpoint.copying import OVERLAPPABLE, Copy, Pair, Streams
+from midwatch.checkpoint.copying import OVERLAPPABLE, Copy, Hands, Pair, Streams, spare_hands
 from midwatch.checkpoint.identity import Identity
 from midwatch.checkpoint.image import ImagePlan, ShardIdentity
 from midwatch.checkpoint.outcomes import StageFigures
@@ -68,6 +68,7 @@ class Stager:
         self._memo = Memo()
         self._plans = PlanMemo()
         self._streams = Streams()
+        self._hands = Hands(spare_hands(identity))
         self._copier: Copier | None = None
         self._torn = 0
         self._overlaps = config.staging.overlap
@@ -115,7 +116,7 @@ class Stager:
         views = arena.lay_out(plan)
         later = self._deferrable(snapshot)
         now: list[Pair] = [(views[piece.key], piece.tensor) for piece in snapshot.pieces if piece.key not in later]
-        copy = Copy(now, self._streams)
+        copy = Copy(now, self._streams, self._hands)
         copy.begin()
         copy.run()
         copy.finish()
@@ -132,7 +133,8 @@ class Stager:
             self._give_up_overlap(f"{self._torn} snapshots changed while they were copied")
 
     def close(self) -> None:
-        """End the copying thread."""
+        """End the copying threads."""
+        self._hands.close()
         if self._copier is not None:
             self._copier.close()
             self._copier = None

@@ -72,6 +72,22 @@ def test_its_death_is_a_failed_save_and_a_new_one_takes_over(run: SmallRun) -> N
     client.close(5.0)
 
 
+def test_a_save_whose_writer_died_unnoticed_is_failed_when_the_next_one_is_handed_over(run: SmallRun) -> None:
+    client = WriterClient()
+    client.start()
+    process = client._process
+    process.send_signal(signal.SIGSTOP)  # so that it takes the job and does nothing with it
+    client.submit(run.job(10, 0))
+    process.kill()
+    process.wait(10.0)
+    client.submit(run.job(20, 0))  # no poll in between: training was copying
+    assert client.in_flight == ("step-00000020-a0001",)
+    events = _finish(client)
+    assert (events[0].step, events[0].error_code, events[0].is_slot_free) == (10, "CK302", True)
+    assert (events[-1].step, events[-1].state) == (20, "verified")
+    client.close(5.0)
+
+
 def test_a_writer_that_cannot_start_is_a_failed_save(run: SmallRun) -> None:
     client = WriterClient("midwatch.no_such_module")
     client.submit(run.job(10, 0))

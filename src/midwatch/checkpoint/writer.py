@@ -136,6 +136,10 @@ class WriterClient:
         if job.key in self._flying:
             raise CheckpointError("CK301", f"{job.name}: save {job.serial} is already in flight")
         frame = encode_frame(job)  # before it counts as flying: what cannot be sent must not be waited for
+        if self._process is not None and not self.is_alive:
+            # It died since the last poll. A new one in its place must not make us forget what the old one had to do.
+            self._read()
+            self._bury()
         self.start()
         self._flying[job.key] = job
         self._freed.discard(job.key)

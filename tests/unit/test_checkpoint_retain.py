@@ -177,7 +177,7 @@ def test_the_reason_says_which_place_the_best_one_took() -> None:
     listing = [saved(10, metrics={"acc": 0.75}), saved(20, metrics={"acc": 0.5}), saved(30)]
     plan = plan_retention(listing, policy_of(1, KeepConfig(best=2, best_metric="acc", best_mode="max")))
     assert [(v.step, v.reason) for v in plan.verdicts] == [
-        (30, "one of the last 1; the newest verified one"),
+        (30, "the last one; the newest verified one"),
         (20, "number 2 by acc (0.5)"),
         (10, "number 1 by acc (0.75)"),
     ]

@@ -124,7 +124,7 @@ def test_inner_tables_survive_being_written_down(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"staging": {"overlap": True}, "async_save": False}, "does not go with checkpoint.async_save = False"),
+        ({"staging": {"overlap": True}, "async_save": False}, "does not go with checkpoint.async_save = false"),
         ({"keep": {"best": 1, "best_mode": "max"}}, "is wrong for checkpoint.keep.best_metric = 'loss'"),
         ({"keep": {"best": 1, "best_mode": "max", "best_metric": "val/loss"}}, "is wrong for"),
         ({"dir": "ckpts", "trust": {"signing_key": "ckpts/key"}}, "must lie outside checkpoint.dir"),

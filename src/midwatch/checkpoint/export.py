@@ -56,7 +56,7 @@ def choose(tensors: CheckedTensors, sections: Sequence[str] = ()) -> Chosen:
     missing = [section for section in sections if section not in have]
     if missing:
         message = f"{tensors.manifest.name} has no tensors of {', '.join(missing)}; it has {', '.join(sorted(have))}"
-        raise CheckpointError("CK206", message)
+        raise CheckpointError("CK206", message, hint="Name a section that it has.")
     taken = [spec for spec in specs if spec.key.partition(".")[0] in (sections or have)]
     prefix = f"{sections[0]}." if len(sections) == 1 else ""
     names = {spec.key: spec.key.removeprefix(prefix) for spec in taken}

@@ -39,9 +39,12 @@ def warn_of_missing(tracked: Tracked, config: CheckpointConfig, recorder: Record
     if not missing:
         return
     lines = "".join(f"\n  no {part}: {lost}" for part, lost in missing.items())
+    nameable = ", ".join(f'"{part}"' for part in missing if part != "model" and getattr(tracked, part) is None)
+    way_out = f"; if it has none, say so: checkpoint.absent_on_purpose = [{nameable}]" if nameable else ""
     _log.warning(
-        "THE CHECKPOINTS OF THIS RUN ARE NOT COMPLETE; a resumed run will not continue exactly:%s\n"
-        "  Track what is missing (run.track), or name it in checkpoint.absent_on_purpose.",
+        "THE CHECKPOINTS OF THIS RUN ARE NOT COMPLETE; a run that has these parts will not continue exactly:%s\n"
+        "  Track what the run has (run.track)%s",
         lines,
+        way_out,
     )
     recorder.record("checkpoint.incomplete", missing=list(missing), save_optimizer=config.save_optimizer)

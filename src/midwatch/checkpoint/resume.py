@@ -267,13 +267,21 @@ def agree(group: ControlGroup, error: MidwatchError | None) -> list[Problem]:
     for told in failed:
         if told["error"] not in DAMAGE:
             raise error_from_dict(told)
-    found = {
-        (told["error"], told["message"]): Problem(
-            code=told["error"], file=str(told["context"].get("path", "")), message=told["message"]
-        )
-        for told in failed
-    }
-    return list(found.values())
+    return list({(told["error"], told["message"]): _problem(told) for told in failed}.values())
+
+
+def _problem(told: dict[str, Any]) -> Problem:
+    """The name of the file once, without its folder: by the time this is read, the checkpoint has been moved."""
+    context = told["context"]
+    path = str(context.get("path", ""))
+    return Problem(
+        code=told["error"],
+        file=Path(path).name,
+        message=told["message"].removeprefix(f"{path}: "),
+        begin=context.get("offset", 0),
+        end=context.get("end", 0),
+        tensors=context.get("tensors", []),
+    )
 
 
 def raise_remote(answer: dict[str, Any]) -> None:

@@ -36,7 +36,8 @@ class LastN(msgspec.Struct, frozen=True):
 
     def keeps(self, listing: Sequence[CheckpointInfo]) -> dict[str, str]:
         count = max(self.count, 1)
-        return {info.name: f"one of the last {count}" for info in line_of(listing)[-count:]}
+        reason = f"one of the last {count}" if count > 1 else "the last one"
+        return {info.name: reason for info in line_of(listing)[-count:]}
 
 
 class Overtaken(msgspec.Struct, frozen=True):

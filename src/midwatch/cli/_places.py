@@ -100,7 +100,8 @@ def pick(place: Place, selection: str | None) -> CheckpointInfo | None:
     if not found and wanted.isdecimal():
         found = [info for info in listed if info.step == int(wanted)]
     if not found:
-        raise CheckpointError("CK201", f"no checkpoint {selection} in {place.root}", path=str(place.root))
+        message = f"no checkpoint {selection} in {place.root}"
+        raise CheckpointError("CK201", message, hint="`midwatch ckpt ls` shows what is there.", path=str(place.root))
     # Of several for one step the best state, then the newest attempt.
     return max(found, key=lambda info: (_STATES.index(info.state), info.order))
 
@@ -113,7 +114,8 @@ def pick_or_newest(place: Place, selection: str | None) -> CheckpointInfo:
     """
     info = pick(place, selection) or newest_verified(place.root, run_dir=place.run_dir)
     if info is None:
-        raise CheckpointError("CK201", f"no verified checkpoint in {place.root}", path=str(place.root))
+        message = f"no verified checkpoint in {place.root}"
+        raise CheckpointError("CK201", message, hint="`midwatch ckpt ls` shows what is there.", path=str(place.root))
     return info
 
 

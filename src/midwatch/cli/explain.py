@@ -29,8 +29,14 @@ def command(code: str | None, is_json: bool) -> None:
         return
     key = code.strip().strip("[]").upper()
     if key not in CODES:
-        near = difflib.get_close_matches(key, CODES, n=3, cutoff=0.7) or [c for c in CODES if c[:2] == key[:2]]
-        known = f"did you mean {', '.join(near)}?" if near else "midwatch explain lists all codes."
+        near = difflib.get_close_matches(key, CODES, n=3, cutoff=0.7)
+        family = [known for known in CODES if known[:2] == key[:2]]
+        if near:
+            known = f"did you mean {', '.join(near)}?"
+        elif family:
+            known = f"of this kind there are {', '.join(family)}"
+        else:
+            known = "midwatch explain lists all codes."
         raise click.UsageError(f"no such code: {code}; {known}")
     page = runbook_page(key)
     if is_json:

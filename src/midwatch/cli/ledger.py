@@ -17,6 +17,9 @@ from midwatch.cli._places import run_argument, run_folder
 from midwatch.config import load_config, resolve_paths
 from midwatch.core import EXIT_DATA, EXIT_OK
 
+LONG_FACT = 120
+"""On a terminal, tables and lists longer than this are folded; a pipe and ``--json`` get everything."""
+
 
 @click.group("ledger", short_help="Read the record of a run and check it.")
 def command() -> None:
@@ -63,15 +66,19 @@ def _text(line: LedgerLine) -> str:
     where += [plain(line.node)] if line.node else []
     where += [f"rank={line.rank}"] if line.rank is not None else []
     facts = [f"step={line.step}"] if line.step is not None else []
-    facts += [f"{plain(key)}={_value(value)}" for key, value in line.data.items()]
+    cut = LONG_FACT if sys.stdout.isatty() else 0
+    facts += [f"{plain(key)}={_value(value, cut)}" for key, value in line.data.items()]
     facts += [f"cause={plain(line.cause)}"] if line.cause else []
     return f"{when(line.ts_ns)} {' '.join(where)} {plain(line.event)} {' '.join(facts)}".rstrip()
 
 
-def _value(value: object) -> str:
+def _value(value: object, cut: int = 0) -> str:
     if isinstance(value, str) and value and not any(char.isspace() for char in value):
         return plain(value)
-    return plain(json.dumps(value, ensure_ascii=False, default=str))
+    text = plain(json.dumps(value, ensure_ascii=False, default=str))
+    if cut and len(text) > cut and isinstance(value, (dict, list)):
+        return "{…}" if isinstance(value, dict) else "[…]"
+    return text
 
 
 @command.command(

@@ -157,8 +157,12 @@ def _is_loss(metric: str) -> bool:
 
 
 def _pair(key: str, value: Any, other: str, other_value: Any, relation: str) -> Problem:
-    message = f"{key} = {value!r} {relation} {other} = {other_value!r}"
+    message = f"{key} = {_as_toml(value)} {relation} {other} = {_as_toml(other_value)}"
     return Problem("CF106", key, message, f"Change {key} or {other}.")
+
+
+def _as_toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _misfit(key: str, value: Any, error: str) -> Problem:

@@ -87,7 +87,7 @@ CODES: dict[str, Code] = {
     "CK207": Code(
         "checkpoint belongs to another configuration",
         EXIT_DATA,
-        "Restore the configuration, or say why it is meant: checkpoint.resume.accept.",
+        "Restore it, or say why the change is meant: run.resume(accept='why') or checkpoint.resume.accept.",
     ),
     "CK208": Code(
         "every resume from this checkpoint failed", EXIT_DATA, "`midwatch ckpt why-not` counts the attempts."

@@ -52,10 +52,12 @@ def launch(core: Core) -> None:
             restart_count=restarts,
         )
     )
-    core.say(
-        f"attempt {attempt.number}: starting {attempt.world_size} ranks on {len(attempt.nodes)} node(s)"
-        + (f" (restart {restarts})" if restarts else "")
-    )
+    what = f"{_count(attempt.world_size, 'rank')} on {_count(len(attempt.nodes), 'node')}"
+    core.say(f"attempt {attempt.number}: starting {what}" + (f" (restart {restarts})" if restarts else ""))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 ALIVE_S = 30.0

@@ -76,7 +76,8 @@ def _allow(core: Core, attempt: Attempt) -> None:
         world_size=attempt.world_size,
     )
     origin = "fresh start" if report.step is None else f"resumed from step {report.step}"
-    core.say(f"{origin}, config {report.config_hash} on all {attempt.world_size} ranks")
+    where = f"on all {attempt.world_size} ranks" if attempt.world_size > 1 else "on the one rank"
+    core.say(f"{origin}, config {report.config_hash} {where}")
 
 
 def resume_timed_out(core: Core) -> None:

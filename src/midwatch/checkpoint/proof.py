@@ -9,6 +9,7 @@ from midwatch.checkpoint.load_test import load_test_problems
 from midwatch.checkpoint.manifest import MANIFEST_FILE, Manifest, Receipt, read_manifest, receipt_file, stats_file
 from midwatch.checkpoint.notes import MAX_NAMED, LayoutCache, ProofNote, layouts_of
 from midwatch.checkpoint.prove import prove_shard
+from midwatch.checkpoint.quietly import quietly
 from midwatch.checkpoint.signing import SigningKey
 from midwatch.checkpoint.stats import Stats, encode_stats, newly_nonfinite, read_stats
 from midwatch.checkpoint.verify import verify_checkpoint
@@ -46,7 +47,7 @@ def prove_part(
     """
     path = folder / receipt.file
     limit_bytes_s = trust.read_limit_mb_s * 1e6
-    proof = prove_shard(path, receipt, statistics=trust.statistics, limit_bytes_s=limit_bytes_s)
+    proof = quietly(lambda: prove_shard(path, receipt, statistics=trust.statistics, limit_bytes_s=limit_bytes_s))
     if proof.problems:
         messages = [problem.message for problem in proof.problems[:MAX_NAMED]]
         raise StorageError("ST104", f"{path}: {messages[0]}", problems=messages)

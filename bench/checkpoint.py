@@ -51,7 +51,7 @@ CASES: dict[str, tuple[str, ...]] = {
 SLOW = ("torchsnapshot", "torch_checkpointing")
 SAVES = {"dcp-default": 1, "dcp-reused": 2, "dcp-sync": 2, "overlap": 2, **dict.fromkeys(SLOW, 1)}
 """Warm saves a round, where not three: the others' take longest."""
-ROUNDS = {"memory-1": 1, "memory-2": 1, "first": 3, "overlap": 3, "loop": 2, **dict.fromkeys(SLOW, 3)}
+ROUNDS = {"memory-1": 1, "memory-2": 1, "loop": 2, **dict.fromkeys(SLOW, 3)}
 """Rounds out of five, where not all: memory does not vary, and the rest of the time is better spent on the ratios."""
 
 

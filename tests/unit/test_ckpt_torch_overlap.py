@@ -133,7 +133,7 @@ def test_a_step_waits_for_the_copy_and_forward_and_backward_do_not(tmp_path: Pat
     assert same(job.saved(1), wanted)
     (staged,) = job.notes.of("checkpoint.staged")
     assert staged["guard_s"] > 0.2
-    assert staged["stall_s"] >= staged["save_s"] + staged["guard_s"]
+    assert staged["stall_s"] >= staged["save_s"] + staged["guard_s"] - 2e-6  # each is rounded to a microsecond
     job.ckpt.close()
 
 

@@ -39,6 +39,11 @@ def warm(key: str, field: str) -> Callable[[Round], float]:
     return lambda one: median(row[field] for row in one[key]["warm"])
 
 
+def every(key: str, field: str) -> Callable[[Round], float]:
+    """The median of a plain list of figures of a case in one round."""
+    return lambda one: median(one[key][field])
+
+
 def _values(rounds: Sequence[Round], pick: Callable[[Round], float]) -> list[float]:
     found: list[float] = []
     for one in rounds:
@@ -120,7 +125,7 @@ def durable_rows(rounds: Sequence[Round]) -> list[Row]:
     rows = seconds(rounds, "durable", "midwatch, save() to committed", mine)
     rows += seconds(rounds, "durable", "midwatch, save() to verified", warm("stall", "verified"))
     rows += seconds(rounds, "durable", "direct write + fsync of the same bytes", warm("stall", "direct"))
-    dcp = lambda r: median(r["dcp-sync"]["durable"])  # noqa: E731
+    dcp = every("dcp-sync", "durable")
     rows += seconds(rounds, "durable", "dcp.save", dcp)
     rows += ratio(rounds, "durable", "midwatch / direct write", 1.3, mine, warm("stall", "direct"))
     rows += ratio(rounds, "durable", "midwatch / dcp.save", 0.6, mine, dcp)
@@ -143,8 +148,7 @@ def load_rows(rounds: Sequence[Round]) -> list[Row]:
     rows = seconds(rounds, "load", "midwatch, verified", mine)
     rows += seconds(rounds, "load", "midwatch, unverified", warm("load", "unverified"))
     rows += seconds(rounds, "load", "midwatch, resume from end to end", lambda r: r["load"]["resume"])
-    tensors = lambda r: median(r["safetensors"]["load"])  # noqa: E731
-    dcp = lambda r: median(r["dcp-sync"]["load"])  # noqa: E731
+    tensors, dcp = every("safetensors", "load"), every("dcp-sync", "load")
     rows += seconds(rounds, "load", "safetensors, warm", tensors)
     rows += seconds(rounds, "load", "dcp.load", dcp)
     rows += ratio(rounds, "load", "verified / unverified", 1.05, mine, warm("load", "unverified"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable
-from pathlib import Path
+
+from midwatch.core import boot_id
 
 LOOPBACK = "127.0.0.1"
 _ELSEWHERE = "192.0.2.1"
@@ -17,8 +18,7 @@ _BACKLOG = 4096
 def network_identity() -> str:
     """Equal for two processes that share a loopback interface: same kernel, same network namespace."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"  # noqa: PTH116 - the link's target cannot be opened
+        return f"{boot_id()} {os.stat('/proc/self/ns/net').st_ino}"  # noqa: PTH116 - the link's target cannot be opened
     except OSError:
         return socket.gethostname()
 

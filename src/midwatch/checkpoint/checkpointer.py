@@ -130,7 +130,7 @@ class Checkpointer:
         ``shard = false`` for sharded models.
 
         Blocking: for one copy of this rank's part; longer while the save before is still being written, at most
-        ``commit_timeout_s``. With ``async_save = false`` until the checkpoint is verified.
+        three times ``commit_timeout_s``. With ``async_save = false`` until the checkpoint is verified.
 
         Raises:
             CheckpointError: CK304 state that cannot be saved, CK306 ranks that hold different tensors, CK301 and CK302

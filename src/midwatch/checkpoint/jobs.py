@@ -10,6 +10,7 @@ import msgspec
 from midwatch.checkpoint.image import TensorEntry
 from midwatch.checkpoint.manifest import ManifestDraft
 from midwatch.config import KeepConfig, TrustConfig
+from midwatch.core import MidwatchError
 from midwatch.storage import CHUNK_BYTES
 
 SaveState = Literal["persisted", "committed", "verified", "uploaded", "failed", "scrubbed"]
@@ -93,6 +94,20 @@ class SaveEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Model tensors that have non-finite values and had none in the checkpoint before."""
     problem: str = ""
     """What a scrub found (state ``scrubbed``, which belongs to no save in flight); empty: all is well."""
+
+
+def failed_save(job: SaveJob, error: MidwatchError, *, is_slot_free: bool) -> SaveEvent:
+    """The last event of a save that its writer cannot tell of."""
+    return SaveEvent(
+        name=job.name,
+        serial=job.serial,
+        step=job.step,
+        state="failed",
+        error_code=error.code,
+        message=error.message,
+        is_slot_free=is_slot_free,
+        is_final=True,
+    )
 
 
 GOODBYE = (0).to_bytes(4, "little")

@@ -13,7 +13,7 @@ from pathlib import Path
 from midwatch.checkpoint.board_choice import fail_save, net_place
 from midwatch.checkpoint.group import ControlGroup
 from midwatch.checkpoint.identity import Identity
-from midwatch.checkpoint.jobs import SaveEvent, SaveJob
+from midwatch.checkpoint.jobs import SaveEvent, SaveJob, failed_save
 from midwatch.checkpoint.lacking import warn_of_missing
 from midwatch.checkpoint.manifest import ManifestDraft, sections_of
 from midwatch.checkpoint.meeting import meet
@@ -26,6 +26,9 @@ from midwatch.checkpoint.tracked import Tracked
 from midwatch.checkpoint.writer import WriterClient
 from midwatch.config import CheckpointConfig, expand_path
 from midwatch.core import SYSTEM_CLOCK, CheckpointError, CheckpointName, MidwatchError, Recorder
+
+_WAITS_OF_A_SAVE = 3
+"""Each bounded by ``commit_timeout_s``: two in the commit, one for the verification."""
 
 
 @dataclass
@@ -185,28 +188,21 @@ class Saver:
         self._tell_others(job.name, job.serial, error)
         if error.code == "CK307":
             self._stager.note_torn()
-        return [
-            SaveEvent(
-                name=job.name,
-                serial=job.serial,
-                step=job.step,
-                state="failed",
-                error_code=error.code,
-                message=error.message,
-                is_slot_free=pending.flight.is_over,
-                is_final=True,
-            )
-        ]
+        return [failed_save(job, error, is_slot_free=pending.flight.is_over)]
 
     # --- inside -----------------------------------------------------------------------------------------------
 
     def _await_slot(self) -> float:
-        """Until an arena is free. The writer writes without waiting for others, so the bound is generous."""
+        """Until an arena is free.
+
+        The save before the last is freed as soon as it is written, but its writer takes it up only when it is done with
+        the one before that, which may have waited for other ranks up to ``_WAITS_OF_A_SAVE`` times.
+        """
         self.hold()
         self.poll()
         self._reclaim()
         began = time.perf_counter()
-        deadline = time.monotonic() + self._config.commit_timeout_s
+        deadline = time.monotonic() + _WAITS_OF_A_SAVE * self._config.commit_timeout_s
         while not self._slots.has_room:
             left_s = deadline - time.monotonic()
             if left_s <= 0:

@@ -16,7 +16,7 @@ import msgspec
 
 from midwatch.checkpoint.address import listen
 from midwatch.checkpoint.board_choice import fail_save, place_of
-from midwatch.checkpoint.jobs import GOODBYE, FrameBuffer, SaveEvent, SaveJob, encode_frame
+from midwatch.checkpoint.jobs import GOODBYE, FrameBuffer, SaveEvent, SaveJob, encode_frame, failed_save
 from midwatch.config import inherited_environment
 from midwatch.core import CheckpointError
 
@@ -229,18 +229,7 @@ class WriterClient:
             )
             # After the start: the store in which the others wait for us may be the one that has just died.
             fail_save(Path(job.root), job.name, job.serial, rank=job.rank, error=error, place=place_of(job))
-            self._events.append(
-                SaveEvent(
-                    name=job.name,
-                    serial=job.serial,
-                    step=job.step,
-                    state="failed",
-                    error_code=error.code,
-                    message=error.message,
-                    is_slot_free=job.key not in self._freed,
-                    is_final=True,
-                )
-            )
+            self._events.append(failed_save(job, error, is_slot_free=job.key not in self._freed))
 
     def _reap(self) -> int | None:
         if self._process is None:

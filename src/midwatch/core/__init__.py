@@ -24,7 +24,7 @@ from midwatch.core.errors import (
     error_from_dict,
 )
 from midwatch.core.events import Event, NullRecorder, Recorder
-from midwatch.core.ids import CheckpointName, attempt_name, new_run_id, parse_checkpoint_name
+from midwatch.core.ids import CheckpointName, attempt_name, boot_id, new_run_id, parse_checkpoint_name
 from midwatch.core.phases import LONG_PHASES, is_long_phase
 from midwatch.core.units import format_bytes, format_seconds
 
@@ -55,6 +55,7 @@ __all__ = [
     "SuperviseError",
     "SystemClock",
     "attempt_name",
+    "boot_id",
     "error_from_dict",
     "format_bytes",
     "format_seconds",

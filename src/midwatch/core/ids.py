@@ -5,12 +5,22 @@ from __future__ import annotations
 import re
 import secrets
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import NamedTuple
 
 
 def new_run_id() -> str:
     """A fresh run id such as ``r20261129-7f3a9c12``: sortable by day, unique by 32 random bits."""
     return f"r{datetime.now(UTC):%Y%m%d}-{secrets.token_hex(4)}"
+
+
+def boot_id() -> str:
+    """Of the running kernel: equal in two places if and only if they share one boot of one machine.
+
+    Raises:
+        OSError: This kernel does not tell.
+    """
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def attempt_name(attempt: int) -> str:

@@ -18,12 +18,11 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from midwatch.core import ProtocolError
+from midwatch.core import ProtocolError, boot_id
 from midwatch.supervise.chat import Console, open_stdin, read_lines
 from midwatch.supervise.hands import Hands
 from midwatch.supervise.link import Link, Refused
@@ -141,7 +140,7 @@ class Agent:
             command=spec.command_hash,
             address=spec.address,
             port=self._hands.port.number,
-            boot=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            boot=boot_id(),
             mono_ns=time.monotonic_ns(),
             pid=os.getpid(),
             running_attempt=self._hands.running_attempt,

@@ -22,7 +22,7 @@ import msgspec
 from aiohttp import web
 
 from midwatch.audit import read_ledger
-from midwatch.core import FencedError, StorageError
+from midwatch.core import FencedError, StorageError, boot_id
 from midwatch.faults.types import Evidence
 from midwatch.storage import write_json_atomic
 from midwatch.supervise.carry import Carrier
@@ -61,8 +61,7 @@ class Coordinator:
         self._port = port
         self._console = console
         self.session = secrets.token_hex(8)
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        self.members = Members(spec.nnodes, spec.command_hash, boot)
+        self.members = Members(spec.nnodes, spec.command_hash, boot_id())
         facts = _recall(spec)
         self._carrier = Carrier(spec.carry, self.members, console, self._answer)
         self._supervisor = self._supervise(facts)

@@ -12,7 +12,8 @@ the other, each in a fresh process, the next round starts over: what is compared
     overlap  what a 2 s step loses with overlapped staging: save() and the wait before the next optimizer step
     first    the first save of a run, and after a resume, against the following ones
     memory   what saving takes beside the state, over the process tree (PSS), with one and with two slots
-    load     verified against unverified, safetensors and dcp.load, into tensors that exist, from the page cache
+    load     verified against unverified, safetensors and dcp.load, into tensors that exist, from the page cache;
+             verified against unverified from the disk as well
     loop     two DDP ranks that save every ten steps against the same loop that never saves
     planning the work of rank 0 for a save of many simulated ranks: planning.py, with bars of its own
 
@@ -51,7 +52,7 @@ CASES: dict[str, tuple[str, ...]] = {
 SLOW = ("torchsnapshot", "torch_checkpointing")
 SAVES = {"dcp-default": 1, "dcp-reused": 2, "dcp-sync": 2, "overlap": 2, **dict.fromkeys(SLOW, 1)}
 """Warm saves a round, where not three: the others' take longest."""
-ROUNDS = {"memory-1": 1, "memory-2": 1, "loop": 2, **dict.fromkeys(SLOW, 3)}
+ROUNDS = {"memory-1": 1, "memory-2": 1, **dict.fromkeys(SLOW, 3)}
 """Rounds out of five, where not all: memory does not vary, and the rest of the time is better spent on the ratios."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -158,14 +159,13 @@ def memory(params_m: float, folder: Path, saves: int, *, slots: int) -> Result:
 
 
 def _arena_name(checkpointer: Checkpointer) -> str:
-    import os
-
     del checkpointer
     return f"midwatch-p{os.getpid()}-"
 
 
 def load(params_m: float, folder: Path, saves: int) -> Result:
-    """Verified and unverified loads by turns into tensors that are there, from the page cache; then a whole resume."""
+    """Verified and unverified loads by turns into tensors that are there, from the page cache and from the disk; then a
+    whole resume."""
     model, optimizer = objects(params_m)
     checkpointer = opened(folder / "run", model, optimizer)
     checkpointer.save(1)
@@ -173,18 +173,32 @@ def load(params_m: float, folder: Path, saves: int) -> Result:
     checkpointer.close()
     place = next(path for path in (folder / "run" / "checkpoints").iterdir() if path.name.startswith("step-"))
     targets = _targets(place)
-    rows: list[Result] = []
-    for _ in range(saves + 1):
-        row: Result = {}
-        for name, is_verified in (("unverified", False), ("verified", True)):
-            reader = VerifyingReader(place, is_verified=is_verified)
-            row[name] = timed(lambda reader=reader: load_tensors(reader, targets))
-            reader.close()
-        rows.append(row)
+    cached = [_load_by_turns(place, targets, is_cached=True) for _ in range(saves + 1)]
+    cold = [_load_by_turns(place, targets, is_cached=False) for _ in range(saves)]
     again = opened(folder / "run", model, optimizer)
     resume_s = timed(lambda: again.resume("must"))
     again.close()
-    return {"warm": rows[1:], "resume": resume_s}
+    return {"warm": cached[1:], "cold": cold, "resume": resume_s}
+
+
+def _load_by_turns(place: Path, targets: dict[str, torch.Tensor], *, is_cached: bool) -> Result:
+    """Seconds of one unverified and one verified load; without the page cache, if so wanted, for each of them."""
+    row: Result = {}
+    for name, is_verified in (("unverified", False), ("verified", True)):
+        if not is_cached:
+            _forget(place)
+        reader = VerifyingReader(place, is_verified=is_verified)
+        row[name] = timed(lambda reader=reader: load_tensors(reader, targets))
+        reader.close()
+    return row
+
+
+def _forget(place: Path) -> None:
+    """Take the files, which are on the disk, out of the page cache."""
+    for path in place.iterdir():
+        fd = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
 
 
 def _targets(place: Path) -> dict[str, torch.Tensor]:

@@ -34,9 +34,9 @@ class Row:
         return "holds" if self.value <= self.bar else "BROKEN"
 
 
-def warm(key: str, field: str) -> Callable[[Round], float]:
-    """The median of a case's warm saves in one round."""
-    return lambda one: median(row[field] for row in one[key]["warm"])
+def warm(key: str, field: str, kind: str = "warm") -> Callable[[Round], float]:
+    """The median of a case's warm saves, or of another kind of its rows, in one round."""
+    return lambda one: median(row[field] for row in one[key][kind])
 
 
 def every(key: str, field: str) -> Callable[[Round], float]:
@@ -147,11 +147,15 @@ def load_rows(rounds: Sequence[Round]) -> list[Row]:
     mine = warm("load", "verified")
     rows = seconds(rounds, "load", "midwatch, verified", mine)
     rows += seconds(rounds, "load", "midwatch, unverified", warm("load", "unverified"))
+    mine_cold, other_cold = warm("load", "verified", "cold"), warm("load", "unverified", "cold")
+    rows += seconds(rounds, "load", "midwatch, verified, from the disk", mine_cold)
+    rows += seconds(rounds, "load", "midwatch, unverified, from the disk", other_cold)
     rows += seconds(rounds, "load", "midwatch, resume from end to end", lambda r: r["load"]["resume"])
     tensors, dcp = every("safetensors", "load"), every("dcp-sync", "load")
     rows += seconds(rounds, "load", "safetensors, warm", tensors)
     rows += seconds(rounds, "load", "dcp.load", dcp)
     rows += ratio(rounds, "load", "verified / unverified", 1.05, mine, warm("load", "unverified"))
+    rows += ratio(rounds, "load", "verified / unverified, from the disk", 1.05, mine_cold, other_cold)
     rows += ratio(rounds, "load", "verified / safetensors", 1.5, mine, tensors)
     rows += ratio(rounds, "load", "verified / dcp.load", 0.5, mine, dcp)
     return rows

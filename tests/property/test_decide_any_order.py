@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from midwatch.config import RestartConfig, WatchConfig
+from midwatch.config import RestartConfig
 from midwatch.faults import Evidence, Frame, RankEvidence
-from midwatch.supervise.decide import RunFacts, Supervisor, replay
+from midwatch.supervise.decide import Rules, RunFacts, Supervisor, replay
 from midwatch.supervise.messages import (
     CheckpointVerified,
     EvidenceGathered,
@@ -62,9 +62,8 @@ class AnyOrder(RuleBasedStateMachine):
     )
     def start(self, nnodes: int, restarts: int, backoff: tuple[float, ...]) -> None:
         self.nnodes = nnodes
-        self.watch = WatchConfig()
-        self.restart = RestartConfig(max_restarts=restarts, backoff_s=backoff)
-        self.supervisor = Supervisor("r1", nnodes, self.watch, self.restart)
+        self.rules = Rules(restart=RestartConfig(max_restarts=restarts, backoff_s=backoff))
+        self.supervisor = Supervisor("r1", nnodes, self.rules)
         self.now_ns = 10**9
         self.count = 0
         self.said: list[Instruction] = []
@@ -230,7 +229,7 @@ class AnyOrder(RuleBasedStateMachine):
     def coordinator_dies(self) -> None:
         records = [i for i in self.said if isinstance(i, Record)]
         facts = RunFacts.from_lines(Line(r.event, r.step, self.now_ns, r.data) for r in records)
-        self.supervisor = Supervisor.restore("r1", self.nnodes, self.watch, self.restart, facts)
+        self.supervisor = Supervisor.restore("r1", self.nnodes, self.rules, facts)
         self.was_restored = True
 
     # --- what must hold ------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from faults_cases import alive
 
 from midwatch.config import RestartConfig, WatchConfig
 from midwatch.faults import Evidence, RankEvidence
-from midwatch.supervise.decide import Supervisor
+from midwatch.supervise.decide import Rules, Supervisor
 from midwatch.supervise.messages import (
     CheckpointVerified,
     Event,
@@ -43,7 +43,9 @@ class Drive:
         restart = {k: v for k, v in config.items() if k in RestartConfig.__struct_fields__}
         self.clock = FakeClock()
         self.nnodes, self.nproc = nnodes, nproc
-        self.supervisor = supervisor or Supervisor("r1", nnodes, WatchConfig(**watch), RestartConfig(**restart))
+        self.supervisor = supervisor or Supervisor(
+            "r1", nnodes, Rules(watch=WatchConfig(**watch), restart=RestartConfig(**restart))
+        )
         self.said: list[Instruction] = []
         self.events: list[Event] = []
         self.count = 0

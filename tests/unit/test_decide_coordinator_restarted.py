@@ -9,8 +9,8 @@ import pytest
 from decide_drive import Drive
 from faults_cases import IN_USER_SLEEP, USER, alive, bad_batch, dead, traceback, victim
 
-from midwatch.config import RestartConfig, WatchConfig
-from midwatch.supervise.decide import InvalidTransition, RunFacts, Supervisor, replay
+from midwatch.config import RestartConfig
+from midwatch.supervise.decide import InvalidTransition, Rules, RunFacts, Supervisor, replay
 from midwatch.supervise.messages import AllowTraining, LaunchAttempt, StopRanks, WriteVerdict
 
 
@@ -34,8 +34,7 @@ def ledger(drive: Drive) -> list[Line]:
 
 def reborn(drive: Drive, **config: Any) -> Drive:
     facts = RunFacts.from_lines(ledger(drive))
-    watch = WatchConfig()
-    supervisor = Supervisor.restore("r1", drive.nnodes, watch, RestartConfig(**config), facts)
+    supervisor = Supervisor.restore("r1", drive.nnodes, Rules(restart=RestartConfig(**config)), facts)
     again = Drive(drive.nnodes, drive.nproc, supervisor)
     again.clock = drive.clock
     return again
@@ -212,7 +211,7 @@ def eventful() -> Drive:
 
 def test_the_same_events_give_the_same_instructions() -> None:
     drive = eventful()
-    supervisor = Supervisor("r1", 2, WatchConfig(), RestartConfig(backoff_s=(0.0, 5.0), max_restarts=3))
+    supervisor = Supervisor("r1", 2, Rules(restart=RestartConfig(backoff_s=(0.0, 5.0), max_restarts=3)))
     again = [i for event in drive.events for i in supervisor.handle(event)]
     assert again == drive.said
 

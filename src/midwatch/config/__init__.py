@@ -5,9 +5,15 @@ from midwatch.config.hashing import canonical_json, config_hash
 from midwatch.config.load import LoadedConfig, Origin, dump_config, flatten_config, load_config, trace_config
 from midwatch.config.redact import REDACTED, is_secret_name, redact, redact_environment, redact_list, redact_text
 from midwatch.config.schema import (
+    AdoptConfig,
     CheckpointConfig,
     Config,
+    DetectConfig,
+    GradeConfig,
+    IsolateConfig,
     KeepConfig,
+    LimitsConfig,
+    LogsConfig,
     RestartConfig,
     ResumeConfig,
     RunConfig,
@@ -19,10 +25,16 @@ from midwatch.config.slurm import slurm_peers
 
 __all__ = [
     "REDACTED",
+    "AdoptConfig",
     "CheckpointConfig",
     "Config",
+    "DetectConfig",
+    "GradeConfig",
+    "IsolateConfig",
     "KeepConfig",
+    "LimitsConfig",
     "LoadedConfig",
+    "LogsConfig",
     "Origin",
     "RankEnv",
     "RestartConfig",

@@ -117,6 +117,19 @@ class CheckpointConfig(_Leaf, frozen=True, kw_only=True):
     resume: ResumeConfig = ResumeConfig()
 
 
+class DetectConfig(_Leaf, frozen=True, kw_only=True):
+    """What is looked at besides silence; each can be switched off where it does not fit a script."""
+
+    collectives: bool = True
+    """Count the collectives of each rank and compare the counts at equal steps while training runs."""
+    zero_code: bool = True
+    """Learn how often a script without the five lines computes and writes lines, and suspect it when it stops."""
+    straggler_factor: Annotated[float, Meta(gt=1)] = 1.5
+    """A rank that needs this many times its peers' median for its own part of a step is reported; never killed."""
+    low_disk_mb: Count = 1024
+    """Warn when less is free in the run folder, /tmp or /dev/shm. 0: never."""
+
+
 class WatchConfig(_Leaf, frozen=True, kw_only=True):
     """When silence becomes suspicion. Learned deadlines only replace these; see docs/explanation/supervision.md."""
 
@@ -138,6 +151,63 @@ class WatchConfig(_Leaf, frozen=True, kw_only=True):
     """From a stop request (preemption, time limit) to SIGTERM: time for the last save."""
     resume_timeout_s: Positive = 600.0
     """From the first rank's resume report to the last one's."""
+    detect: DetectConfig = DetectConfig()
+
+
+class LimitsConfig(_Leaf, frozen=True, kw_only=True):
+    """How often each kind of fault may restart the run without progress in between, below ``max_restarts`` for all."""
+
+    code: Count = 1
+    """A failure of the script that was not seen before: one restart to confirm it."""
+    memory: Count = 2
+    """Out of memory, of the host or a GPU."""
+    crash: Count = 3
+    """Native crashes and unexplained ends."""
+    hang: Count = 3
+    """Hangs, stopped and stuck ranks."""
+    node: Count = 10
+    """A node, its GPU or its surroundings."""
+    network: Count = 3
+    """Ranks that lost each other and nobody is to blame."""
+
+
+class GradeConfig(_Leaf, frozen=True, kw_only=True):
+    """When a fault counts as wide, and what is done about it then."""
+
+    window_s: Positive = 120.0
+    """Faults of different nodes within this time are looked at together."""
+    fleet_nodes: Steps = 3
+    """So many nodes failing by themselves within the window are one wide cause..."""
+    fleet_share: Annotated[float, Meta(gt=0, le=1)] = 0.05
+    """...if they are also this share of all nodes."""
+    silent_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
+    """So many agents silent at once look like a network partition: hold, and ask whether it is us."""
+    exclude_share: Annotated[float, Meta(gt=0, le=1)] = 0.02
+    """At most this share of the nodes, but always one, is excluded by itself in an hour."""
+    probe_s: Positive = 30.0
+    """Between two rounds of probes while the run is held."""
+    green_rounds: Steps = 3
+    """Rounds of good probes in a row after which a held run goes on by itself."""
+    hold_max_s: NotNegative = 0.0
+    """A run that is held this long ends with the requeue code. 0: it waits for green probes or a person."""
+    topology: str = ""
+    """A TOML file that says which nodes share a switch, rack or power feed. Empty: what Slurm knows, if it runs us."""
+
+
+class IsolateConfig(_Leaf, frozen=True, kw_only=True):
+    """What happens to a node that caused faults."""
+
+    drain: Literal["off", "ask", "do"] = "ask"
+    """Beyond leaving it out of this run: write the request down for an operator, or let the scheduler drain it."""
+    ledger: str = ""
+    """The file in which suspicions against nodes are kept from job to job. Empty: ``<run.dir>/supervisor/nodes.json``.
+    """
+    half_life_days: Positive = 7.0
+    """A suspicion weighs half as much after this time."""
+    quarantine_s: NotNegative = 86400.0
+    """How long a node stays out after it was excluded. 0: until a person releases it."""
+    gate: bool = True
+    """Probe a suspect node, and every spare, before ranks start on it."""
 
 
 class RestartConfig(_Leaf, frozen=True, kw_only=True):
@@ -151,6 +221,25 @@ class RestartConfig(_Leaf, frozen=True, kw_only=True):
     """Wait before the n-th restart in a row without progress; the last value repeats."""
     join_timeout_s: Positive = 300.0
     """How long the coordinator waits for all nodes."""
+    spare_wait_s: NotNegative = 300.0
+    """How long to wait for another node when one is lost and no spare is there."""
+    warm: bool = True
+    """Keep one process a node that has imported the script's libraries, and fork the next attempt's ranks from it."""
+    limits: LimitsConfig = LimitsConfig()
+
+
+class LogsConfig(_Leaf, frozen=True, kw_only=True):
+    """The ranks' output in ``<run.dir>/logs``."""
+
+    max_mb: Count = 256
+    """Of one stream of one rank and attempt; the head and the tail are kept, the middle is given back. 0: no limit."""
+
+
+class AdoptConfig(_Leaf, frozen=True, kw_only=True):
+    """Under another launcher (srun, torchrun, Lightning, Ray): midwatch watches and judges, and starts nothing."""
+
+    end_hung: bool = True
+    """End the ranks of a confirmed hang, so that the other launcher sees an exit code. False: only say so."""
 
 
 class Config(_Leaf, frozen=True, kw_only=True):
@@ -160,4 +249,8 @@ class Config(_Leaf, frozen=True, kw_only=True):
     checkpoint: CheckpointConfig = CheckpointConfig()
     watch: WatchConfig = WatchConfig()
     restart: RestartConfig = RestartConfig()
+    grade: GradeConfig = GradeConfig()
+    isolate: IsolateConfig = IsolateConfig()
+    logs: LogsConfig = LogsConfig()
+    adopt: AdoptConfig = AdoptConfig()
     train: dict[str, Any] = {}

@@ -151,6 +151,22 @@ CODES: dict[str, Code] = {
         EXIT_INTERNAL,
         "Read its log in RUN/supervisor; start again when the machine is well.",
     ),
+    "SV113": Code(
+        "a held run was given up",
+        EXIT_REQUEUE,
+        "The cause was wide and did not pass in grade.hold_max_s: find it, then start again.",
+    ),
+    "SV114": Code(
+        "no node replaces the lost one",
+        EXIT_REQUEUE,
+        "Start again with enough nodes, or keep spares: --nnodes MIN:MAX.",
+    ),
+    "SV115": Code("node unknown", EXIT_USAGE, "`midwatch node list` shows the nodes that this run knows."),
+    "SV116": Code(
+        "the scheduler refuses or does not answer",
+        EXIT_IO,
+        "The request is kept and tried again; do it by hand if urgent.",
+    ),
     # --- protocol ------------------------------------------------------------------------------------------------
     "PR101": Code("message signature wrong", EXIT_PROTOCOL, "Token and run differ: is this the right run folder?"),
     "PR102": Code(

@@ -10,6 +10,8 @@ from midwatch.faults.fingerprint import fingerprint
 from midwatch.faults.table import CLASSES, FaultClass, class_of
 from midwatch.faults.types import (
     Action,
+    CollectiveCall,
+    CollectiveCount,
     Confidence,
     Evidence,
     Frame,
@@ -26,6 +28,8 @@ from midwatch.faults.verdict import judge
 __all__ = [
     "CLASSES",
     "Action",
+    "CollectiveCall",
+    "CollectiveCount",
     "Confidence",
     "Evidence",
     "FaultClass",

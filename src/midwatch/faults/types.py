@@ -14,7 +14,7 @@ Confidence = Literal["certain", "likely", "weak", "unknown"]
 Grade = Literal["G0", "G1", "G2", "G3", "G4", "G5"]
 Action = Literal["restart", "stop", "hold", "requeue", "none"]
 ProcState = Literal["R", "S", "D", "T", "Z", "X", "I", "?"]
-Trigger = Literal["exit", "hang", "agent_lost", "resume_mismatch"]
+Trigger = Literal["exit", "hang", "agent_lost", "resume_mismatch", "desync"]
 """What made somebody doubt the attempt."""
 
 
@@ -24,6 +24,28 @@ class Frame(msgspec.Struct, frozen=True):
     function: str
     file: str
     line: int
+
+
+class CollectiveCount(msgspec.Struct, frozen=True):
+    """How many collectives of one process group a rank had issued when it began a step."""
+
+    group: str
+    """Equal on all members: a short digest of the group's name and ranks."""
+    step: int
+    count: int
+
+
+class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective as a flight recorder remembers it."""
+
+    group: str
+    sequence: int
+    operation: str
+    state: Literal["scheduled", "started", "completed"]
+    size: str = ""
+    """Sizes and dtypes of the inputs, as text, to compare between ranks."""
+    frame: Frame | None = None
+    """The innermost frame of the user's code, where the recorder kept stacks."""
 
 
 class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +81,12 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The torchelastic error file, decoded, where the script writes one."""
     oom_killed: bool = False
     """The kernel log or the cgroup's counters say this pid was OOM-killed."""
+    counts: tuple[CollectiveCount, ...] = ()
+    """The newest counts of each group, oldest first; empty where nobody counts."""
+    calls: tuple[CollectiveCall, ...] = ()
+    """The end of the flight recorder's list, oldest first; empty where there is none."""
+    position: str = ""
+    """What the rank said it was reading (``run.batch``); data to be quoted."""
 
 
 class ResumeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +128,14 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """(rank, step) at the moment each suspicion arose."""
     resumed: tuple[ResumeReport, ...] = ()
     """Resume reports, while the gate is still closed; a rank that is missing here has not finished loading."""
+    topology: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """(node, domains it shares with others), such as ``("n07", ("switch:leaf3", "rack:r12"))``; empty when unknown."""
+    recent: tuple[tuple[str, float], ...] = ()
+    """(node, seconds ago) of earlier causal faults within ``grade.window_s``, this incident's not among them."""
+    silent_nodes: tuple[str, ...] = ()
+    """Nodes whose agents are silent at this moment, lost ones included."""
+    clock_error_s: tuple[tuple[str, float], ...] = ()
+    """(node, bound) of what is not known about its clock; two events on different nodes are ordered only outside it."""
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True):

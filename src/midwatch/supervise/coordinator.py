@@ -74,7 +74,7 @@ class Coordinator:
         spec, carrier = self._spec, self._carrier
         if facts is not None:
             carrier.record("coordinator.restarted", data={"attempt": facts.attempt, "pid": os.getpid()})
-            return Supervisor.restore(spec.carry.run, spec.nnodes, spec.watch, spec.restart, facts)
+            return Supervisor.restore(spec.carry.run, spec.nnodes, spec.rules, facts)
         first = carrier.epoch + 1
         data = {
             "tag": spec.carry.tag,
@@ -85,7 +85,7 @@ class Coordinator:
             "pid": os.getpid(),
         }
         carrier.record("run.started", data=data)
-        return Supervisor(spec.carry.run, spec.nnodes, spec.watch, spec.restart, first)
+        return Supervisor(spec.carry.run, spec.nnodes, spec.rules, first)
 
     # --- the mind of the service -------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Coordinator:
             self._tick()
 
     def _look_for_silence(self) -> None:
-        limit_ns = self._spec.watch.agent_timeout_s * 1e9
+        limit_ns = self._spec.rules.watch.agent_timeout_s * 1e9
         for member in self.members.live:
             if time.monotonic_ns() - member.heard_ns > limit_ns:
                 self.lose(member.join.agent)

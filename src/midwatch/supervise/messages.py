@@ -124,6 +124,77 @@ class RanksGone(_Event, frozen=True, kw_only=True):
     leftovers: tuple[int, ...] = ()
 
 
+class CollectivesDiffer(_Event, frozen=True, kw_only=True):
+    """Ranks of one process group had issued different numbers of collectives when they began the same step."""
+
+    attempt: int
+    step: int
+    group: str
+    counts: tuple[tuple[int, int], ...]
+    """(rank, count)."""
+
+
+class RankLagged(_Event, frozen=True, kw_only=True):
+    """A straggler: it needs ``factor`` times its peers' median for its own part of a step. Recorded, never killed."""
+
+    node: str
+    attempt: int
+    rank: int
+    step: int
+    factor: float
+
+
+class NodeWarned(_Event, frozen=True, kw_only=True):
+    """Something about a node that a person should know and that is no fault yet (a disk is filling up)."""
+
+    node: str
+    what: str
+    """A dotted word: ``disk.low``, ``shm.low``, ``probe.blind``."""
+    sentence: str
+
+
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one health probe found on one node."""
+
+    node: str
+    probe: str
+    status: Literal["ok", "warn", "fail", "unknown"]
+    text: str = ""
+
+
+class NodesProbed(_Event, frozen=True, kw_only=True):
+    """The shell's answer to ``ProbeNodes``; a node that did not answer in time has one ``unknown`` result."""
+
+    question: str
+    results: tuple[ProbeResult, ...]
+
+
+class HoldRequested(_Event, frozen=True, kw_only=True):
+    """A person wants no restart until they say so; what trains goes on."""
+
+    reason: str
+
+
+class ResumeRequested(_Event, frozen=True, kw_only=True):
+    """A person ends a hold, theirs or ours."""
+
+    reason: str
+
+
+class IsolateRequested(_Event, frozen=True, kw_only=True):
+    """A person takes a node out of the run: it gets no ranks from the next attempt on."""
+
+    node: str
+    reason: str
+
+
+class ReleaseRequested(_Event, frozen=True, kw_only=True):
+    """A person lets a node in again."""
+
+    node: str
+    reason: str
+
+
 class StopRequested(_Event, frozen=True, kw_only=True):
     """A person or the scheduler wants the run to end: save, then exit with the requeue code."""
 
@@ -146,6 +217,14 @@ Event = (
     | CheckpointVerified
     | EvidenceGathered
     | RanksGone
+    | CollectivesDiffer
+    | RankLagged
+    | NodeWarned
+    | NodesProbed
+    | HoldRequested
+    | ResumeRequested
+    | IsolateRequested
+    | ReleaseRequested
     | StopRequested
     | Ticked
 )
@@ -195,6 +274,31 @@ class StopRanks(_Instruction, frozen=True, kw_only=True):
 
     attempt: int
     grace_s: float
+    reason: str
+
+
+class ProbeNodes(_Instruction, frozen=True, kw_only=True):
+    """Run the health probes on these nodes, bounded; answer with NodesProbed."""
+
+    question: str
+    """Repeated in the answer."""
+    nodes: tuple[str, ...]
+    purpose: Literal["gate", "hold"]
+    """Before ranks start there, or while the run is held."""
+
+
+class IsolateNode(_Instruction, frozen=True, kw_only=True):
+    """The node was taken out of the run: note it against the machine and ask the scheduler to drain it."""
+
+    node: str
+    reason: str
+    incident: str = ""
+
+
+class ReleaseNode(_Instruction, frozen=True, kw_only=True):
+    """The node may be used again: note it, and take back what was asked of the scheduler."""
+
+    node: str
     reason: str
 
 
@@ -252,6 +356,9 @@ Instruction = (
     LaunchAttempt
     | GatherEvidence
     | StopRanks
+    | ProbeNodes
+    | IsolateNode
+    | ReleaseNode
     | AllowTraining
     | AskToSaveAndExit
     | Record

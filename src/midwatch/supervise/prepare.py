@@ -28,6 +28,7 @@ from midwatch.config import (
 from midwatch.core import ConfigError, StorageError, SuperviseError
 from midwatch.storage import newest_attempt, ops, sha256_hex
 from midwatch.supervise.address import listen
+from midwatch.supervise.decide import Rules
 from midwatch.supervise.procs import SHM
 from midwatch.supervise.protocol import create_token
 from midwatch.supervise.spawn import NodeSetup, rank_environment, resolve_command
@@ -183,8 +184,7 @@ class Host:
             token=self.token,
             socket_fd=self.listener.fileno(),
             host=self.address,
-            watch=config.watch,
-            restart=config.restart,
+            rules=Rules(watch=config.watch, restart=config.restart, grade=config.grade, isolate=config.isolate),
             config_digest=sha256_hex(canonical_json(redact(msgspec.to_builtins(config))))[:16],
         )
 

@@ -9,9 +9,13 @@ from typing import Final
 from midwatch.supervise.members import Member
 from midwatch.supervise.messages import (
     CheckpointVerified,
+    CollectivesDiffer,
     Event,
+    NodesProbed,
+    NodeWarned,
     ProgressMade,
     RankExited,
+    RankLagged,
     RankResumed,
     RanksGone,
     RanksStarted,
@@ -19,15 +23,19 @@ from midwatch.supervise.messages import (
     StopRequested,
 )
 from midwatch.supervise.wire import (
+    Differ,
     Exited,
     Gone,
+    Lagged,
     NumberedFact,
+    Probed,
     RankStatus,
     Resumed,
     Sampled,
     Started,
     StopAsked,
     Suspected,
+    Warned,
 )
 
 _PROGRESS_NS: Final = 1_000_000_000
@@ -77,6 +85,18 @@ def translate(member: Member, numbered: NumberedFact, now_ns: int) -> Event | No
             )
         case Gone(attempt=attempt):
             return RanksGone(cause=cause, now_ns=now_ns, node=node, attempt=attempt, leftovers=fact.leftovers)
+        case Differ(attempt=attempt, step=step):
+            return CollectivesDiffer(
+                cause=cause, now_ns=now_ns, attempt=attempt, step=step, group=fact.group, counts=fact.counts
+            )
+        case Lagged(attempt=attempt, rank=rank):
+            return RankLagged(
+                cause=cause, now_ns=now_ns, node=node, attempt=attempt, rank=rank, step=fact.step, factor=fact.factor
+            )
+        case Warned(what=what):
+            return NodeWarned(cause=cause, now_ns=now_ns, node=node, what=what, sentence=fact.sentence)
+        case Probed(question=question):
+            return NodesProbed(cause=cause, now_ns=now_ns, question=question, results=fact.results)
         case StopAsked():
             return StopRequested(cause=cause, now_ns=now_ns, reason=f"{fact.reason} (node {node})")
         case Sampled():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from midwatch.config import RestartConfig, WatchConfig
+from midwatch.config import WatchConfig
+from midwatch.supervise.decide import Rules
 from midwatch.supervise.spawn import NodeSetup
 
 
@@ -52,7 +53,6 @@ class CoordinatorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The launcher's listening socket: connections wait in it while a killed coordinator is started again."""
     host: str
     """What other nodes connect to."""
-    watch: WatchConfig
-    restart: RestartConfig
+    rules: Rules
     config_digest: str
     """Of the resolved configuration; for the ledger."""

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from midwatch.faults.types import RankEvidence
+from midwatch.faults.types import CollectiveCount, RankEvidence
+from midwatch.supervise.messages import ProbeResult
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="type"):
@@ -67,13 +68,40 @@ class Gone(_Part, frozen=True, kw_only=True):
     leftovers: tuple[int, ...]
 
 
+class Differ(_Part, frozen=True, kw_only=True):
+    """Ranks of this node began the same step with different numbers of collectives behind them."""
+
+    attempt: int
+    step: int
+    group: str
+    counts: tuple[tuple[int, int], ...]
+    """(rank, count)."""
+
+
+class Lagged(_Part, frozen=True, kw_only=True):
+    attempt: int
+    rank: int
+    step: int
+    factor: float
+
+
+class Warned(_Part, frozen=True, kw_only=True):
+    what: str
+    sentence: str
+
+
+class Probed(_Part, frozen=True, kw_only=True):
+    question: str
+    results: tuple[ProbeResult, ...]
+
+
 class StopAsked(_Part, frozen=True, kw_only=True):
     """Somebody sent SIGTERM (or the like) to this node's launcher."""
 
     reason: str
 
 
-Fact = Started | Exited | Suspected | Resumed | Sampled | Gone | StopAsked
+Fact = Started | Exited | Suspected | Resumed | Sampled | Gone | Differ | Lagged | Warned | Probed | StopAsked
 
 
 class NumberedFact(msgspec.Struct, frozen=True):
@@ -94,6 +122,8 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     verified_step: int | None
     is_attached: bool
     exit_code: int | None = None
+    counts: tuple[CollectiveCount, ...] = ()
+    """The newest ones; ranks of other nodes are compared with them."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +221,14 @@ class StopLocal(_Part, frozen=True, kw_only=True):
     reason: str
 
 
+class ProbeNode(_Part, frozen=True, kw_only=True):
+    """Run this node's health probes; answer with ``Probed``."""
+
+    question: str
+    purpose: Literal["gate", "hold"]
+    cap_s: float
+
+
 class OpenGate(_Part, frozen=True, kw_only=True):
     attempt: int
 
@@ -214,7 +252,7 @@ class FinishRun(_Part, frozen=True, kw_only=True):
     verdict: dict[str, Any] | None = None
 
 
-Order = StartRanks | SampleRanks | StopLocal | OpenGate | AskToExit | SayLine | FinishRun
+Order = StartRanks | SampleRanks | StopLocal | ProbeNode | OpenGate | AskToExit | SayLine | FinishRun
 
 
 class NumberedOrder(msgspec.Struct, frozen=True):

@@ -8,7 +8,8 @@ tests feed the same core by hand.
 
 from midwatch.supervise.decide.facts import RunFacts
 from midwatch.supervise.decide.model import Outcome, State
+from midwatch.supervise.decide.rules import Rules
 from midwatch.supervise.decide.story import Chapter, InvalidTransition
 from midwatch.supervise.decide.supervisor import Supervisor, replay
 
-__all__ = ["Chapter", "InvalidTransition", "Outcome", "RunFacts", "State", "Supervisor", "replay"]
+__all__ = ["Chapter", "InvalidTransition", "Outcome", "Rules", "RunFacts", "State", "Supervisor", "replay"]

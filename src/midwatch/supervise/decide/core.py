@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from midwatch.config import RestartConfig, WatchConfig
 from midwatch.supervise.decide.memory import Memory
 from midwatch.supervise.decide.model import (
     LIVE,
@@ -22,6 +21,7 @@ from midwatch.supervise.decide.model import (
     Watching,
 )
 from midwatch.supervise.decide.roster import Roster
+from midwatch.supervise.decide.rules import Rules
 from midwatch.supervise.decide.story import InvalidTransition, Story
 from midwatch.supervise.messages import Event, Finish, Instruction, Record, Say, WakeAt
 
@@ -33,16 +33,15 @@ STORY_LENGTH = 400
 class Core:
     """Everything the supervisor knows. One owner: the ``Supervisor``; the chapters change it during one ``handle``."""
 
-    def __init__(
-        self, *, run: str, nnodes: int, watch: WatchConfig, restart: RestartConfig, first_attempt: int
-    ) -> None:
+    def __init__(self, *, run: str, nnodes: int, rules: Rules, first_attempt: int) -> None:
         self.run = run
-        self.watch = watch
-        self.restart = restart
+        self.rules = rules
+        self.watch = rules.watch
+        self.restart = rules.restart
         self.state: State = "waiting"
         """Changed by ``move`` only, along ``TRANSITIONS``."""
         self.roster = Roster(nnodes)
-        self.memory = Memory(restart)
+        self.memory = Memory(rules.restart)
         self.next_attempt = first_attempt
         """Strictly increasing; taken at each launch."""
         self.launches = 0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from midwatch.faults import Trigger
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import SECOND, Incident
-from midwatch.supervise.messages import GatherEvidence, RankSuspected
+from midwatch.supervise.messages import CollectivesDiffer, GatherEvidence, RankSuspected
 
 EVIDENCE_TIMEOUT_S = 20.0
 """Slots, /proc, py-spy (0.1 s a process), log tails, run in parallel on all nodes; agents cap themselves at 10-15 s."""
@@ -85,6 +85,18 @@ def rank_suspected(core: Core, event: RankSuspected) -> None:
         suspected={event.rank: event.step},
         patience_s=event.deadline_s,
     )
+
+
+def collectives_differ(core: Core, event: CollectivesDiffer) -> None:
+    """Ranks went out of step: from here on they average what does not belong together, so every step is wrong."""
+    attempt = core.live_attempt(event.attempt)
+    if attempt is None or not core.is_training or core.is_leaving:
+        core.set_aside(core.note or "the attempt is ending anyway")
+        return
+    core.record(
+        "collectives.differed", step=event.step, group=event.group, counts=[list(pair) for pair in event.counts]
+    )
+    open_incident(core, "desync", samples=1)
 
 
 def _gather(core: Core, incident: Incident, samples: int) -> None:

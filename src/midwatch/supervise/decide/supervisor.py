@@ -8,23 +8,26 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from midwatch.config import RestartConfig, WatchConfig
-from midwatch.supervise.decide import exits, incidents, joining, judging, proof, stopping
+from midwatch.supervise.decide import exits, incidents, joining, judging, noted, proof, stopping
 from midwatch.supervise.decide.check import check
 from midwatch.supervise.decide.core import Core, Timer
 from midwatch.supervise.decide.facts import RunFacts
 from midwatch.supervise.decide.model import Attempt, State
+from midwatch.supervise.decide.rules import Rules
 from midwatch.supervise.decide.story import Chapter
 from midwatch.supervise.messages import (
     CheckpointVerified,
+    CollectivesDiffer,
     Event,
     EvidenceGathered,
     Instruction,
     LaunchFailed,
     NodeJoined,
     NodeLost,
+    NodeWarned,
     ProgressMade,
     RankExited,
+    RankLagged,
     RankResumed,
     RanksGone,
     RanksStarted,
@@ -43,15 +46,12 @@ class Supervisor:
     Args:
         run: The run's id.
         nnodes: Nodes that must join before anything is launched.
-        watch: Time-outs.
-        restart: Budget and back-off.
+        rules: Time-outs, budgets, grades.
         first_attempt: The newest claim in the run folder plus one.
     """
 
-    def __init__(
-        self, run: str, nnodes: int, watch: WatchConfig, restart: RestartConfig, first_attempt: int = 1
-    ) -> None:
-        self._core = Core(run=run, nnodes=nnodes, watch=watch, restart=restart, first_attempt=first_attempt)
+    def __init__(self, run: str, nnodes: int, rules: Rules, first_attempt: int = 1) -> None:
+        self._core = Core(run=run, nnodes=nnodes, rules=rules, first_attempt=first_attempt)
         self._first_attempt = first_attempt
         self._facts: RunFacts | None = None
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
@@ -59,15 +59,15 @@ class Supervisor:
         self._was_idle = False
 
     @classmethod
-    def restore(cls, run: str, nnodes: int, watch: WatchConfig, restart: RestartConfig, facts: RunFacts) -> Supervisor:
+    def restore(cls, run: str, nnodes: int, rules: Rules, facts: RunFacts) -> Supervisor:
         """Pick up after the coordinator died: wait for the agents, then carry on with what they still run."""
-        supervisor = cls(run, nnodes, watch, restart, first_attempt=facts.attempt + 1)
+        supervisor = cls(run, nnodes, rules, first_attempt=facts.attempt + 1)
         supervisor._facts = facts
         core = supervisor._core
         core.launches = facts.launches
         core.incidents = facts.incidents
         memory = core.memory
-        memory.restarts_used = min(facts.restarts_used, restart.max_restarts)
+        memory.restarts_used = min(facts.restarts_used, rules.restart.max_restarts)
         memory.restarts_in_a_row = facts.restarts_in_a_row
         memory.history = list(facts.history)
         memory.series_life_s = facts.series_life_s
@@ -174,11 +174,10 @@ class Supervisor:
         """Everything ``replay`` needs, as JSON-ready data."""
         core = self._core
         return {
-            "schema": 1,
+            "schema": 2,
             "run": core.run,
             "nnodes": core.roster.nnodes,
-            "watch": msgspec.to_builtins(core.watch),
-            "restart": msgspec.to_builtins(core.restart),
+            "rules": msgspec.to_builtins(core.rules),
             "first_attempt": self._first_attempt,
             "facts": msgspec.to_builtins(self._facts),
             "is_complete": self._dropped == 0,
@@ -189,13 +188,12 @@ class Supervisor:
 
 def replay(dump: Mapping[str, Any]) -> tuple[Supervisor, list[list[Instruction]]]:
     """Run a dump again: the core in its last state, and the instructions event by event."""
-    watch = msgspec.convert(dump["watch"], WatchConfig)
-    restart = msgspec.convert(dump["restart"], RestartConfig)
+    rules = msgspec.convert(dump["rules"], Rules)
     facts = msgspec.convert(dump["facts"], RunFacts | None)
     if facts is None:
-        supervisor = Supervisor(dump["run"], dump["nnodes"], watch, restart, dump["first_attempt"])
+        supervisor = Supervisor(dump["run"], dump["nnodes"], rules, dump["first_attempt"])
     else:
-        supervisor = Supervisor.restore(dump["run"], dump["nnodes"], watch, restart, facts)
+        supervisor = Supervisor.restore(dump["run"], dump["nnodes"], rules, facts)
     events: list[Event] = msgspec.convert(dump["events"], list[Event])
     return supervisor, [supervisor.handle(event) for event in events]
 
@@ -211,7 +209,16 @@ def _is_outrun(old: Event, new: Event) -> bool:
 
 
 def _is_about_returning(core: Core, event: Event) -> bool:
-    kept = (RanksStarted, RankExited, RankSuspected, RankResumed, ProgressMade, CheckpointVerified)
+    kept = (
+        RanksStarted,
+        RankExited,
+        RankSuspected,
+        RankResumed,
+        RankLagged,
+        CollectivesDiffer,
+        ProgressMade,
+        CheckpointVerified,
+    )
     return (
         core.state == "waiting" and core.returning != 0 and isinstance(event, kept) and event.attempt == core.returning
     )
@@ -266,6 +273,9 @@ _HANDLERS: dict[type[Any], Callable[[Core, Any], None]] = dict(
         _on(CheckpointVerified, proof.checkpoint_verified),
         _on(EvidenceGathered, _evidence_gathered),
         _on(RanksGone, stopping.ranks_gone),
+        _on(CollectivesDiffer, incidents.collectives_differ),
+        _on(RankLagged, noted.rank_lagged),
+        _on(NodeWarned, noted.node_warned),
         _on(StopRequested, stopping.stop_requested),
         _on(Ticked, _ticked),
     ]

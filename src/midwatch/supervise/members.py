@@ -21,6 +21,10 @@ class Member:
         self.port = join.port
         self.heard_ns = now_ns
         self.ranks: tuple[RankStatus, ...] = ()
+        self.slowest: int | None = None
+        """The newest step that all of its attached ranks have finished, -1 for none; None without attached ranks."""
+        self.verified = -1
+        """The newest verified checkpoint's step its ranks know of; -1 for none."""
         self.is_lost = False
         self._upto = 0
         self._orders: list[NumberedOrder] = []
@@ -53,7 +57,11 @@ class Member:
         """Take a report in; returns the facts that are new."""
         self.heard_ns = now_ns
         self.port = report.port
+        # Summed up once a report: with thousands of nodes nobody can look at every rank each time another one reports.
         self.ranks = report.ranks
+        attached = [rank for rank in report.ranks if rank.is_attached]
+        self.slowest = min((done_step(rank) for rank in attached), default=None)
+        self.verified = max((rank.verified_step for rank in attached if rank.verified_step is not None), default=-1)
         self._forget(report.seen_order)
         self._learn_offset(report.mono_ns, now_ns)
         news = [numbered for numbered in report.facts if numbered.number > self._upto]
@@ -75,6 +83,13 @@ class Member:
         if self._offset_ns != 0:
             difference = now_ns - sent_ns
             self._offset_ns = difference if self._offset_ns is None else min(self._offset_ns, difference)
+
+
+def done_step(rank: RankStatus) -> int:
+    """The newest step this rank has finished in this attempt; -1 for none."""
+    if rank.step is None or rank.steps_done == 0:
+        return -1
+    return rank.step if rank.state == "finished" else rank.step - 1
 
 
 class NotYet(Exception):  # noqa: N818 - an answer, not an error

@@ -29,7 +29,6 @@ from midwatch.supervise.wire import (
     Lagged,
     NumberedFact,
     Probed,
-    RankStatus,
     Resumed,
     Sampled,
     Started,
@@ -38,6 +37,8 @@ from midwatch.supervise.wire import (
     Warned,
 )
 
+_LOOK_NS: Final = 100_000_000
+"""Between two looks over all nodes that nothing urgent asks for: thousands of them report every second."""
 _PROGRESS_NS: Final = 1_000_000_000
 """Between two progress events; the core needs the trend, not each step."""
 
@@ -109,30 +110,26 @@ class Progress:
     def __init__(self) -> None:
         self._attempt = 0
         self._step = -1
-        self._told_ns = 0
+        self._told_ns = self._looked_ns = 0
         self._verified = -1
         self._number = itertools.count(1)
 
     def look(self, attempt: int, members: Iterable[Member], now_ns: int, *, is_urgent: bool) -> list[Event]:
         """What is new since the last look; ``is_urgent`` tells progress now, because an exit comes right behind it."""
         if attempt != self._attempt:
-            self._attempt, self._step, self._told_ns = attempt, -1, 0
-        ranks = [rank for member in members for rank in member.ranks if rank.is_attached]
+            self._attempt, self._step, self._told_ns, self._looked_ns = attempt, -1, 0, 0
+        if not is_urgent and now_ns - self._looked_ns < _LOOK_NS:
+            return []
+        self._looked_ns = now_ns
+        found = [(member.slowest, member.verified) for member in members if member.slowest is not None]
         cause = f"progress#{next(self._number)}"
         events: list[Event] = []
-        slowest = min((done_step(rank) for rank in ranks), default=-1)
+        slowest = min((step for step, _ in found), default=-1)
         if slowest > self._step and (is_urgent or now_ns - self._told_ns >= _PROGRESS_NS):
             self._step, self._told_ns = slowest, now_ns
             events.append(ProgressMade(cause=cause, now_ns=now_ns, attempt=attempt, step=slowest))
-        verified = max((rank.verified_step for rank in ranks if rank.verified_step is not None), default=-1)
+        verified = max((step for _, step in found), default=-1)
         if verified > self._verified:
             self._verified = verified
             events.append(CheckpointVerified(cause=cause, now_ns=now_ns, attempt=attempt, step=verified))
         return events
-
-
-def done_step(rank: RankStatus) -> int:
-    """The newest step this rank has finished in this attempt; -1 for none."""
-    if rank.step is None or rank.steps_done == 0:
-        return -1
-    return rank.step if rank.state == "finished" else rank.step - 1

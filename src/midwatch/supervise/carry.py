@@ -107,7 +107,7 @@ class Carrier:
             case WakeAt():
                 self._answers("wake", instruction.at_ns)
             case Say():
-                self.say(instruction.sentence, instruction.level)
+                self.say(instruction.sentence, instruction.level, is_local=instruction.is_local)
             case Finish():
                 self._finish(instruction)
 
@@ -133,10 +133,10 @@ class Carrier:
             if seal is not None:
                 self.record("ledger.sealed", cause=cause, data=msgspec.structs.asdict(seal))
 
-    def say(self, sentence: str, level: str = "info") -> None:
+    def say(self, sentence: str, level: str = "info", *, is_local: bool = False) -> None:
         self.sentences.append(sentence)
         self._console.send("say", sentence=sentence, level=level)
-        for member in self._members.live:
+        for member in self._members.live if not is_local else ():
             if member.join.tag != self._spec.tag:
                 member.order(SayLine(sentence=sentence, level="error" if level == "error" else "info"))
 

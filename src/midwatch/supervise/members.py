@@ -110,6 +110,8 @@ class Members:
         self._command = command
         self._boot = boot
         self._by_name: dict[str, Member] = {}
+        self._live: list[Member] | None = None
+        """Asked for with every report of every node, changed seldom; None: to be made anew."""
         self._by_agent: dict[str, Member] = {}
 
     def admit(self, join: Join, now_ns: int) -> tuple[Member, bool]:
@@ -134,6 +136,7 @@ class Members:
         if replaced is not None:
             self.lose(replaced)
         self._by_name[name] = self._by_agent[join.agent] = member
+        self._live = None
         return member, True
 
     def get(self, agent: str) -> Member | None:
@@ -147,10 +150,14 @@ class Members:
 
     def lose(self, member: Member) -> None:
         member.is_lost = True
+        self._live = None
 
     @property
     def live(self) -> list[Member]:
-        return [member for member in self._by_name.values() if not member.is_lost]
+        """In order of joining; not to be changed."""
+        if self._live is None:
+            self._live = [member for member in self._by_name.values() if not member.is_lost]
+        return self._live
 
     def forgive(self, now_ns: int) -> None:
         """We ourselves did not run: nobody's silence counts."""

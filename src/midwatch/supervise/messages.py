@@ -342,6 +342,8 @@ class Say(_Instruction, frozen=True, kw_only=True):
 
     sentence: str
     level: Literal["info", "warning", "error"] = "info"
+    is_local: bool = False
+    """Of interest where the run is hosted; other nodes are not told."""
 
 
 class Finish(_Instruction, frozen=True, kw_only=True):

@@ -126,8 +126,10 @@ class Core:
         number = self.attempt.number if self.attempt else 0
         self.emit(Record(cause=self.cause, event=event, step=step, data={"attempt": number, **data}))
 
-    def say(self, sentence: str, level: Literal["info", "warning", "error"] = "info") -> None:
-        self.emit(Say(cause=self.cause, sentence=sentence, level=level))
+    def say(
+        self, sentence: str, level: Literal["info", "warning", "error"] = "info", *, is_local: bool = False
+    ) -> None:
+        self.emit(Say(cause=self.cause, sentence=sentence, level=level, is_local=is_local))
 
     def finish(self, outcome: Outcome) -> None:
         """End the run; nothing is emitted after this."""

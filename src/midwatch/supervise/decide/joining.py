@@ -6,6 +6,9 @@ from midwatch.supervise.decide import incidents, launching, stopping
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.messages import NodeJoined, NodeLost, StopRanks
 
+FEW_NODES = 16
+"""Up to here every node's console shows who joins."""
+
 
 def node_joined(core: Core, event: NodeJoined) -> None:
     arrival = core.roster.join(event)
@@ -15,7 +18,9 @@ def node_joined(core: Core, event: NodeJoined) -> None:
         )
     if arrival in ("new", "spare"):
         places = f"{len(core.roster.places)} of {core.roster.nnodes}"
-        core.say(f"node {event.node} joined ({places})" if arrival == "new" else f"node {event.node} joined as a spare")
+        # Not to every node: while a thousand nodes arrive that would be half a million messages.
+        what = f"joined ({places})" if arrival == "new" else "joined as a spare"
+        core.say(f"node {event.node} {what}", is_local=core.roster.nnodes > FEW_NODES)
     current = core.attempt.number if core.attempt is not None and (core.is_live or core.returning) else 0
     if event.running_attempt not in (0, current):
         _stop_leftover(core, event.running_attempt)

@@ -80,7 +80,8 @@ class Roster:
 
     def fill_holes(self) -> None:
         """Give the places of lost or unusable nodes to spares, in order of joining."""
-        spares = [name for name in self.nodes if name not in self.places and self.is_usable(name)]
+        placed = set(self.places)
+        spares = [name for name in self.nodes if name not in placed and self.is_usable(name)]
         for place, holder in enumerate(self.places):
             if spares and not self.is_usable(holder):
                 self.places[place] = spares.pop(0)

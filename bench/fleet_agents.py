@@ -36,6 +36,7 @@ from midwatch.supervise.wire import (
 )
 
 PERIOD_S = 1.0
+"""Until the coordinator names another pace."""
 ANSWER_S = 30.0
 """Longer than an agent waits; what is late is to be measured, not dropped."""
 
@@ -109,6 +110,7 @@ class FakeAgent:
         self._ranks: tuple[int, ...] = ()
         self._facts: list[NumberedFact] = []
         self._next_fact, self._last_order = 1, 0
+        self._period_s = PERIOD_S
 
     async def live(self) -> None:
         """Until cancelled."""
@@ -118,7 +120,7 @@ class FakeAgent:
         await asyncio.sleep(random.random() * PERIOD_S)  # agents of a real fleet are not in step
         due = time.monotonic()
         while True:
-            due = max(due + PERIOD_S, time.monotonic() - PERIOD_S)
+            due = max(due + self._period_s, time.monotonic() - self._period_s)
             if not self.is_mute:
                 try:
                     if not self._session:
@@ -168,8 +170,9 @@ class FakeAgent:
         began = time.monotonic()
         answer = await self._report_line.ask("/v1/report", body, self._session, self._attempt)
         self.latencies.append(time.monotonic() - began)
-        upto = msgspec.json.decode(answer, type=Receipt).upto
-        self._facts = [fact for fact in self._facts if fact.number > upto]
+        receipt = msgspec.json.decode(answer, type=Receipt)
+        self._period_s = receipt.report_s
+        self._facts = [fact for fact in self._facts if fact.number > receipt.upto]
 
     def _status(self, rank: int) -> RankStatus:
         return RankStatus(

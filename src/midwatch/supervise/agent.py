@@ -34,7 +34,8 @@ from midwatch.supervise.wire import Join, NumberedOrder, Orders, Receipt, Report
 POLL_S: Final = 0.05
 """Between two looks at slots and states: a stopped rank is seen within a few of them."""
 REPORT_S: Final = 1.0
-"""A sign of life when there is nothing to say; ``watch.agent_timeout_s`` is many times this."""
+"""A sign of life when there is nothing to say, until the coordinator names another pace; ``watch.agent_timeout_s`` is
+many times this."""
 LAG_S: Final = 1.0
 """A cycle this late means that the agent itself did not run: what looks like silence of the ranks may be ours."""
 HOLD_S: Final = 20.0
@@ -58,6 +59,7 @@ class Agent:
         self._session = ""
         self._unreached = time.monotonic()
         self._last_order = 0
+        self._report_s = REPORT_S
         self._joined = asyncio.Event()
         self._over = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,7 +127,7 @@ class Agent:
                 if not await self._is_patient(refused):
                     return
                 continue
-            await self._outbox.wait(REPORT_S)
+            await self._outbox.wait(self._report_s)
 
     async def _join(self) -> None:
         hello = await self._link.hello()
@@ -167,6 +169,7 @@ class Agent:
         )
         receipt = await self._link.ask(channel, "/v1/report", report, Receipt)
         self._outbox.acknowledge(receipt.upto)
+        self._report_s = receipt.report_s
 
     async def _pause(self, error: ProtocolError, failures: int) -> None:
         # A foreign answer is as good as none: say so and try again from the first question.

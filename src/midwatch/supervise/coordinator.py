@@ -258,7 +258,8 @@ async def _serve() -> int:
     listener = socket.socket(fileno=spec.socket_fd)
     coordinator = Coordinator(spec, Console(sys.stdout), listener.getsockname()[1])
     door = Door(bytes.fromhex(spec.token), coordinator.session, spec.carry.run, lambda: coordinator.attempt)
-    Service(spec.carry.run, coordinator.members, coordinator).open(door)
+    timeout_s = spec.rules.watch.agent_timeout_s
+    Service(spec.carry.run, coordinator.members, coordinator, agent_timeout_s=timeout_s).open(door)
     runner = web.AppRunner(door.app, access_log=None, handle_signals=False, shutdown_timeout=0.05)
     await runner.setup()
     await web.SockSite(runner, listener).start()

@@ -18,6 +18,8 @@ from midwatch.supervise.protocol import Envelope
 from midwatch.supervise.reports import Progress, translate
 from midwatch.supervise.wire import Join, NumberedFact, Orders, Receipt, Report, Sampled, StatusAnswer, Welcome
 
+REPORTS_PER_S: Final = 1250.0
+"""What a quarter of one core takes in (bench/fleet.py)."""
 HOLD_S: Final = 20.0
 """How long an order poll is held open; well below what proxies and firewalls cut."""
 
@@ -36,8 +38,17 @@ class Mind(Protocol):
 class Service:
     """The handlers behind the door."""
 
-    def __init__(self, run: str, members: Members, mind: Mind, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        run: str,
+        members: Members,
+        mind: Mind,
+        *,
+        agent_timeout_s: float = 10.0,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._run = run
+        self._slowest_s = max(1.0, agent_timeout_s / 2)
         self._members = members
         self._mind = mind
         self._now_ns = now_ns
@@ -79,7 +90,11 @@ class Service:
                 self._mind.feed(event)
         for numbered in news:
             self._take(member, numbered, now_ns)
-        return Receipt(upto=member.upto)
+        return Receipt(upto=member.upto, report_s=self._pace_s())
+
+    def _pace_s(self) -> float:
+        """All reports together must leave the coordinator most of its core, and none may come near to a time-out."""
+        return min(max(1.0, len(self._members.live) / REPORTS_PER_S), self._slowest_s)
 
     def _take(self, member: Member, numbered: NumberedFact, now_ns: int) -> None:
         event = translate(member, numbered, now_ns)

@@ -179,6 +179,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """The coordinator has taken every fact up to this number."""
 
     upto: int
+    report_s: float = 1.0
+    """Between two reports of a node that has nothing to tell: the more nodes there are, the longer."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

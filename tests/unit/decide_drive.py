@@ -131,12 +131,15 @@ class Drive:
         )
 
     def answer(self, *ranks: RankEvidence, **more: Any) -> list[Instruction]:
-        """Answer the open question; ranks not given are alive without a stack."""
+        """Answer the open question, and the closer one that may follow; ranks not given are alive without a stack."""
         asked = self.last(GatherEvidence)
         given = {rank.rank: rank for rank in ranks}
         everyone = tuple(given.get(r) or alive(r, node=self.node_of(r)) for r in range(self.nnodes * self.nproc))
         evidence = Evidence(incident=asked.incident, trigger=asked.trigger, ranks=everyone, **more)
-        return self.send(EvidenceGathered, attempt=asked.attempt, evidence=evidence)
+        out = self.send(EvidenceGathered, attempt=asked.attempt, evidence=evidence)
+        if asked.is_quick and any(isinstance(i, GatherEvidence) for i in out):
+            out = self.send(EvidenceGathered, attempt=asked.attempt, evidence=evidence)
+        return out
 
     def gone(self, node: str = "n0", leftovers: tuple[int, ...] = ()) -> list[Instruction]:
         return self.send(RanksGone, node=node, attempt=self.attempt, leftovers=leftovers)

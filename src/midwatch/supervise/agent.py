@@ -55,7 +55,7 @@ class Agent:
         self._console = console
         self._id = f"{spec.setup.node}-{os.getpid()}-{secrets.token_hex(4)}"
         self._outbox = Outbox()
-        self._hands = Hands(spec.setup, spec.watch, self._outbox, console)
+        self._hands = Hands(spec.setup, spec.watch, self._outbox, console, is_warm=spec.is_warm)
         self._session = ""
         self._unreached = time.monotonic()
         self._last_order = 0

@@ -13,6 +13,8 @@ from midwatch.supervise.members import Member
 from midwatch.supervise.messages import GatherEvidence
 from midwatch.supervise.wire import Sampled, SampleRanks
 
+_QUICK_CAP_S: Final = 0.2
+"""Slots, exit codes and last lines of files are there at once."""
 _EXIT_CAP_S: Final = 1.5
 """After an exit training stands still already: stacks of the survivors may not hold the restart up for longer."""
 _HANG_CAP_S: Final = 5.0
@@ -38,9 +40,14 @@ class Gathering:
         self._open = {member.name for member in members}
         self._parts: dict[str, tuple[Member, Sampled]] = {}
         self._done: Callable[[Evidence], None] | None = done
-        cap_s = (_EXIT_CAP_S if asked.trigger == "exit" else _HANG_CAP_S) + (asked.samples - 1) * confirm_s
+        cap_s = _cap_s(asked) + (asked.samples - 1) * confirm_s
         order = SampleRanks(
-            attempt=asked.attempt, incident=asked.incident, samples=asked.samples, gap_s=confirm_s, cap_s=cap_s
+            attempt=asked.attempt,
+            incident=asked.incident,
+            samples=asked.samples,
+            gap_s=confirm_s,
+            cap_s=cap_s,
+            is_quick=asked.is_quick,
         )
         for member in members:
             member.order(order)
@@ -85,6 +92,12 @@ class Gathering:
             kernel_lines=tuple(lines),
             window_s=max(windows, default=0.5),
         )
+
+
+def _cap_s(asked: GatherEvidence) -> float:
+    if asked.is_quick:
+        return _QUICK_CAP_S
+    return _EXIT_CAP_S if asked.trigger == "exit" else _HANG_CAP_S
 
 
 def _on_our_clock(member: Member, rank: RankEvidence) -> RankEvidence:

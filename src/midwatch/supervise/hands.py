@@ -15,6 +15,7 @@ from midwatch.pulse import Flag
 from midwatch.supervise.chat import Console
 from midwatch.supervise.kernel import KernelLog
 from midwatch.supervise.outbox import Outbox
+from midwatch.supervise.parking import Parking
 from midwatch.supervise.ports import ReservedPort
 from midwatch.supervise.ranks import LocalAttempt
 from midwatch.supervise.sample import Sampler
@@ -49,9 +50,12 @@ class Hands:
         config: When silence is suspicious.
         outbox: Where facts go.
         console: Where the launcher hears what it must know.
+        is_warm: Keep a parked process to fork the next attempt's ranks from.
     """
 
-    def __init__(self, setup: NodeSetup, config: WatchConfig, outbox: Outbox, console: Console) -> None:
+    def __init__(
+        self, setup: NodeSetup, config: WatchConfig, outbox: Outbox, console: Console, *, is_warm: bool = False
+    ) -> None:
         self.setup = setup
         self.port = ReservedPort()
         self._config = config
@@ -60,6 +64,7 @@ class Hands:
         self._attempt: LocalAttempt | None = None
         self._teardown: Teardown | None = None
         self._sampler = Sampler(setup.node, KernelLog())
+        self._parking = Parking(setup, self._say, self._sampler.helpers) if is_warm else None
 
     @property
     def running_attempt(self) -> int:
@@ -78,6 +83,8 @@ class Hands:
     def poll(self, now_ns: int) -> None:
         if self._attempt is not None:
             self._attempt.poll(now_ns)
+            if self._parking is not None:
+                self._parking.look(self._attempt, now_ns)
 
     def forgive(self, now_ns: int) -> None:
         if self._attempt is not None:
@@ -108,6 +115,8 @@ class Hands:
                 self._console.send("say", sentence=order.sentence, level=order.level)
             case FinishRun():
                 await self.end_everything()
+                if self._parking is not None:
+                    self._parking.parked.close()
                 self._console.send("finished", **msgspec.to_builtins(order))
                 over.set()
             case _:
@@ -135,7 +144,7 @@ class Hands:
             self.port = ReservedPort()
         self._attempt = LocalAttempt(self.setup, order, self._config, self._outbox.put)
         try:
-            self._attempt.launch(_base_environment())
+            self._attempt.launch(_base_environment(), self._parking.parked if self._parking else None)
         except MidwatchError as error:
             _log.error("attempt %d could not be started: %s", order.attempt, error)
             self._console.send("say", sentence=f"this node cannot start ranks: {error.message}", level="error")
@@ -152,6 +161,9 @@ class Hands:
             self._console.send("say", sentence=sentence, level="error")
         files = [[proc.rank, str(proc.out), str(proc.err)] for proc in self._attempt.ranks]
         self._console.send("started", attempt=order.attempt, files=files)
+
+    def _say(self, sentence: str, level: str) -> None:
+        self._console.send("say", sentence=sentence, level=level)
 
     async def _sample(self, order: SampleRanks) -> None:
         attempt = self._attempt if self._is_current(order.attempt) else None

@@ -263,6 +263,8 @@ class GatherEvidence(_Instruction, frozen=True, kw_only=True):
     attempt: int
     trigger: Trigger
     samples: int
+    is_quick: bool = False
+    """What is there without asking a process for its stack: an end that explains itself needs no more."""
 
 
 class StopRanks(_Instruction, frozen=True, kw_only=True):

@@ -216,6 +216,7 @@ def agent_task(plan: Plan, *, url: str, token: str, run: str, address: str, conf
         token=token,
         address=address,
         watch=request.config.watch,
+        is_warm=request.config.restart.warm,
         patience_s=request.config.restart.join_timeout_s,
     )
 

@@ -175,4 +175,5 @@ def _carries(pid: int, tag: str, attempt: int | None) -> bool:
         return False
     if f"{TAG_VARIABLE}={tag}".encode() not in environ:
         return False
-    return attempt is None or f"{ATTEMPT_VARIABLE}={attempt}".encode() in environ
+    # A rank that was forked has its number in a place that was kept free with blanks.
+    return attempt is None or f"{ATTEMPT_VARIABLE}={attempt}".encode() in (word.rstrip() for word in environ)

@@ -17,8 +17,9 @@ from midwatch.pulse import Flag, PulseReader, Slot, SlotFile
 from midwatch.supervise.kernel import oom_kill_count
 from midwatch.supervise.procs import SHM, read_stat
 from midwatch.supervise.sample import RankView
-from midwatch.supervise.spawn import NodeSetup, log_paths, rank_environment, start_rank
+from midwatch.supervise.spawn import NodeSetup, log_paths, open_output, rank_environment, start_rank
 from midwatch.supervise.waiting import ExitWatch
+from midwatch.supervise.warm import ForkedRank, Parked
 from midwatch.supervise.watch import IdleWatch, RankWatch
 from midwatch.supervise.wire import Exited, Fact, RankStatus, StartRanks, Suspected
 
@@ -38,7 +39,7 @@ class RankProc:
         self.idle = IdleWatch(time.monotonic_ns())
         self.is_idle = False
         """Without a beat: was found standing still with all others, and has not moved since."""
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedRank | None = None
         self.exit_watch: ExitWatch | None = None
         self.exited: Exited | None = None
         self.signalled_by_us = False
@@ -81,6 +82,10 @@ class LocalAttempt:
         self._on_change: list[Callable[[], None]] = []
         self._slots: SlotFile | None = None
         self._reader: PulseReader | None = None
+        self._base: dict[str, str] = {}
+        self._pulse_path = SHM / f"midwatch-{setup.tag}-a{start.attempt:04d}"
+        self.is_warm = False
+        """Its ranks were forked from the parked process."""
         self._oom_base = oom_kill_count(os.getpid())
         run_dir = Path(setup.run_dir)
         self.ranks = [
@@ -93,23 +98,48 @@ class LocalAttempt:
             for local_rank, rank in enumerate(start.ranks)
         ]
 
-    def launch(self, base: Mapping[str, str]) -> None:
-        """Start every rank. One that cannot be executed counts as ended with 127, its reason in its stderr file."""
-        path = SHM / f"midwatch-{self.setup.tag}-a{self.number:04d}"
+    def launch(self, base: Mapping[str, str], parked: Parked | None = None) -> None:
+        """Start every rank. One that cannot be executed counts as ended with 127, its reason in its stderr file.
+
+        Args:
+            base: The environment that the ranks' own is added to.
+            parked: Ranks are forked from it if it is ready.
+        """
+        path = self._pulse_path
         path.unlink(missing_ok=True)
         self._slots = SlotFile.create(path, len(self.ranks), attempt=self.number)
         self._reader = PulseReader(path, file=self._slots)
+        self._base = dict(base)
+        self._fork(parked)
         for proc in self.ranks:
-            paths = {"pulse": str(path), "error": str(proc.error)}
-            env = rank_environment(base, self.setup, self.start, proc.local_rank, paths)
-            try:
-                proc.process = start_rank(self.setup.command, env, proc.out, proc.err)
-            except SuperviseError as error:
-                with contextlib.suppress(OSError), proc.err.open("a") as file:
-                    file.write(f"{error}\n")
-                self._end(proc, _NOT_STARTED)
-                continue
-            proc.exit_watch = ExitWatch(proc.pid, lambda proc=proc: self._reap(proc))
+            if proc.process is None:
+                self._start_cold(proc)
+            if proc.process is not None:
+                proc.exit_watch = ExitWatch(proc.pid, lambda proc=proc: self._reap(proc))
+
+    def environment(self, proc: RankProc) -> dict[str, str]:
+        """Of one rank, as it was or will be started."""
+        paths = {"pulse": str(self._pulse_path), "error": str(proc.error)}
+        return rank_environment(self._base, self.setup, self.start, proc.local_rank, paths)
+
+    def _fork(self, parked: Parked | None) -> None:
+        if parked is None or not parked.is_ready:
+            return
+        with contextlib.ExitStack() as stack:
+            opened = [stack.enter_context(open_output(path)) for proc in self.ranks for path in (proc.out, proc.err)]
+            files = list(zip(opened[::2], opened[1::2], strict=True))
+            forked = parked.fork([self.environment(proc) for proc in self.ranks], files)
+        for proc, process in zip(self.ranks, forked, strict=False):
+            proc.process = process
+        self.is_warm = bool(forked)
+
+    def _start_cold(self, proc: RankProc) -> None:
+        try:
+            proc.process = start_rank(self.setup.command, self.environment(proc), proc.out, proc.err)
+        except SuperviseError as error:
+            with contextlib.suppress(OSError), proc.err.open("a") as file:
+                file.write(f"{error}\n")
+            self._end(proc, _NOT_STARTED)
 
     @property
     def are_all_ended(self) -> bool:

@@ -84,13 +84,13 @@ class Sampler:
         """
         end = time.monotonic() + order.cap_s
         first_at, views = time.monotonic(), reread()
-        first = await self._look_all(views, end)
+        first = await self._look_all(views, end, has_stacks=not order.is_quick)
         last, window_s = first, 0.0
         for _ in range(order.samples - 1):
             await asyncio.sleep(max(0.0, min(first_at + order.gap_s, end) - time.monotonic()))
             views = reread()
             window_s = time.monotonic() - first_at
-            last = await self._look_all(views, end)
+            last = await self._look_all(views, end, has_stacks=not order.is_quick)
         kernel_lines = self._kernel.lines(since_ns)
         victims = oom_victims(kernel_lines)
         evidence = (
@@ -110,16 +110,16 @@ class Sampler:
             remarks=tuple(sorted(remarks | waits)),
         )
 
-    async def _look_all(self, views: Sequence[RankView], end: float) -> dict[int, _Look]:
-        looks = await asyncio.gather(*(self._look(view, end) for view in views))
+    async def _look_all(self, views: Sequence[RankView], end: float, *, has_stacks: bool) -> dict[int, _Look]:
+        looks = await asyncio.gather(*(self._look(view, end, has_stacks=has_stacks) for view in views))
         return {view.rank: look for view, look in zip(views, looks, strict=True)}
 
-    async def _look(self, view: RankView, end: float) -> _Look:
+    async def _look(self, view: RankView, end: float, *, has_stacks: bool) -> _Look:
         stat = read_stat(view.pid) if view.exit_code is None else None
         if stat is None or stat.state in "ZX":
             return _Look(slot=view.slot, state=stat.state if stat else "X")
         wchan = _read_text(Path(f"/proc/{view.pid}/wchan"))
-        stack, remark = await self._stack(view, stat.state, end)
+        stack, remark = await self._stack(view, stat.state, end) if has_stacks else ((), "")
         return _Look(
             slot=view.slot,
             state=stat.state if stat.state in "RSDTZXI" else "?",

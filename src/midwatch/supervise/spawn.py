@@ -146,7 +146,7 @@ def start_rank(command: Sequence[str], env: Mapping[str, str], out: Path, err: P
     Raises:
         SuperviseError: SV101 the program is gone or cannot be executed any more.
     """
-    with _append(out) as stdout, _append(err) as stderr:
+    with open_output(out) as stdout, open_output(err) as stderr:
         try:
             return subprocess.Popen(
                 list(command),
@@ -162,7 +162,8 @@ def start_rank(command: Sequence[str], env: Mapping[str, str], out: Path, err: P
             raise SuperviseError("SV101", f"cannot start {command[0]}: {error.strerror}") from error
 
 
-def _append(path: Path) -> IO[bytes]:
+def open_output(path: Path) -> IO[bytes]:
+    """A rank's own file, to be written without us; nothing where none can be made."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("ab", buffering=0)

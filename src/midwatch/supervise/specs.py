@@ -22,6 +22,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     """Where other nodes reach this one."""
     watch: WatchConfig
+    is_warm: bool = True
+    """Keep a parked process for the next restart."""
     patience_s: float
     """With nothing running and nobody to talk to, give up after this long."""
 

@@ -215,6 +215,8 @@ class SampleRanks(_Part, frozen=True, kw_only=True):
     """Between two samples."""
     cap_s: float
     """For all of it: what is not there by then is left out."""
+    is_quick: bool = False
+    """No stacks."""
 
 
 class StopLocal(_Part, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ from midwatch.checkpoint import Checkpointer, ResumePoint, SaveHealth
 from midwatch.config import Config, RankEnv, read_rank_env, resolve_paths
 from midwatch.core import EXIT_FAILED, EXIT_REQUEUE, CheckpointError, SuperviseError
 from midwatch.pulse import Flag, NullPulse, PulseWriter, writer_from_env
+from midwatch.train.imports import note_imports
 from midwatch.train.metrics import MetricLog
 from midwatch.train.session import Session, open_session, refuse_if_vanished
 from midwatch.train.settings import fix_paths, load_settings
@@ -315,6 +316,8 @@ class Run:
         elif is_first:
             # The state as it is by now, where the one foreseen was smaller.
             checkpointer.prewarm()
+        if is_first and self._env.is_supervised and self._env.local_rank == 0:
+            note_imports(self._paths.run_dir, self._env.node)
         if asked & Flag.STOP and not is_last:
             signals.finish()
             self._settle()

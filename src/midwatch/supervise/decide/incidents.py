@@ -46,7 +46,8 @@ def open_incident(
     core.disarm("settle", "recheck")
     core.move("judging")
     core.record("fault.suspected", step=attempt.step, incident=incident.id, trigger=trigger)
-    _gather(core, incident, samples)
+    # Most ends explain themselves: an exit code, a traceback, the kernel's word. Stacks are taken if they do not.
+    gather(core, incident, samples, is_quick=trigger == "exit" and attempt.has_failed_exit)
     return incident
 
 
@@ -99,8 +100,10 @@ def collectives_differ(core: Core, event: CollectivesDiffer) -> None:
     open_incident(core, "desync", samples=1)
 
 
-def _gather(core: Core, incident: Incident, samples: int) -> None:
+def gather(core: Core, incident: Incident, samples: int, *, is_quick: bool = False) -> None:
+    """Ask the shells for evidence, and be ready to go on without it."""
     core.disarm("second_look")
+    incident.is_quick = is_quick
     core.emit(
         GatherEvidence(
             cause=incident.cause,
@@ -108,6 +111,7 @@ def _gather(core: Core, incident: Incident, samples: int) -> None:
             attempt=incident.attempt,
             trigger=incident.trigger,
             samples=samples,
+            is_quick=is_quick,
         )
     )
     core.arm("evidence", EVIDENCE_TIMEOUT_S)
@@ -117,13 +121,13 @@ def look_again_now(core: Core) -> None:
     """A rank ended while we were waiting for exactly that."""
     if core.incident is not None and "second_look" in core.timers:
         core.cause = core.incident.cause
-        _gather(core, core.incident, 1)
+        gather(core, core.incident, 1)
 
 
 def second_look_due(core: Core) -> None:
     if core.state == "judging" and core.incident is not None:
         core.cause = core.incident.cause
-        _gather(core, core.incident, 1)
+        gather(core, core.incident, 1)
 
 
 def recheck_due(core: Core) -> None:

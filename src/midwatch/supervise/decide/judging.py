@@ -43,6 +43,9 @@ def _judge(core: Core, incident: Incident, gathered: Evidence) -> None:
     lived_s = (incident.opened_ns - attempt.launched_ns) / SECOND
     evidence = _complete(core, incident, attempt, gathered, lived_s)
     verdict = judge(evidence, same_failure_limit=core.restart.same_failure_limit)
+    if incident.is_quick and verdict.confidence != "certain":
+        incidents.gather(core, incident, 1)
+        return
     if verdict.action == "none":
         _let_off(core, incident, verdict)
         return

@@ -103,6 +103,8 @@ class Incident(msgspec.Struct, kw_only=True):
     """How long to wait before looking again after a near-miss."""
     extensions: int = 0
     has_second_look: bool = False
+    is_quick: bool = False
+    """What was asked for last was only what is there at once."""
     lost_nodes: list[str] = msgspec.field(default_factory=list)
     verdict: Verdict | None = None
 

@@ -123,6 +123,14 @@ class Checkpointer:
         """Take the staging memory and start the writer now, so that the first save costs no more than the others."""
         self._saver.prewarm()
 
+    def meet(self) -> None:
+        """Settle where the ranks' writers meet, before the first save would; call it behind the first step.
+
+        Collective: yes, the first time after ``resume``.
+        Blocking: until rank 0's writer, started by ``resume``, has come up; seconds at most.
+        """
+        self._saver.meet()
+
     def save(self, step: int, *, loss: float | None = None, metrics: Mapping[str, float] | None = None) -> None:
         """Save the state after ``step``.
 
@@ -141,6 +149,7 @@ class Checkpointer:
         """
         with self._phase("checkpoint_save"):
             self._agree_on_structure()
+            self._saver.meet()
             self._saver.save(step, loss, metrics or {})
             if not self.config.async_save:
                 self.wait(2 * self.config.commit_timeout_s)
@@ -248,7 +257,7 @@ class Checkpointer:
         if apart:
             message = f"ranks {apart[:8]} track other tensors than rank 0"
             raise CheckpointError("CK306", message, ranks=apart)
-        self._saver.meet(self.group)
+        self._saver.call_meeting(self.group)
 
     def _structure_digest(self) -> str:
         lines: list[str] = []

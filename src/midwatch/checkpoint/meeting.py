@@ -19,38 +19,51 @@ MEET_TIMEOUT_S = 5.0
 PAUSE_S = 0.05
 
 
-def meet(group: ControlGroup, writer: WriterClient, run_dir: Path, *, identity: Identity, recorder: Recorder) -> str:
+class Meeting:
     """Decide how the writers meet: over rank 0's receipt store where every rank reaches it, else by files.
 
     Rank 0 opens a listening socket, which its writer process inherits; every rank tries to connect and to prove itself,
-    and one that cannot within ``MEET_TIMEOUT_S`` decides for files. The choice is recorded as
-    ``checkpoint.board_chosen``.
+    and one that cannot within ``MEET_TIMEOUT_S`` decides for files. In two parts, so that the writer starts while the
+    ranks load their checkpoint: training after a restart does not wait for it.
 
     Args:
         writer: This rank's. Rank 0's is restarted when it runs already, so that it inherits the socket.
 
-    Returns:
-        ``host:port`` of the store; empty: files.
-
-    Collective: every rank calls it at the same place.
-    Blocking: ``MEET_TIMEOUT_S`` besides the agreement itself.
+    Collective: made and finished by every rank at the same places.
     """
-    if identity.world_size == 1:
-        return ""
-    where = group.gather({"network": network_identity(), "address": own_address()})
-    offer = group.broadcast(_offer(where, writer, run_dir, identity) if identity.rank == 0 else None)
-    line, fault = _visit(offer["address"], run_dir, identity)
-    faults = group.gather(fault)
-    if line is not None:
-        line.close()  # only now: the store has held a connection of every rank at once
-    apart = [f"rank {rank}: {text}" for rank, text in enumerate(faults) if text]
-    if identity.rank == 0:
-        reason = offer["fault"] or "; ".join(apart[:4])
-        if reason:
-            writer.stop_listening()
-        kind, address = ("files", "") if reason else ("store", offer["address"])
-        recorder.record("checkpoint.board_chosen", board=kind, address=address, reason=reason)
-    return "" if apart or offer["fault"] else offer["address"]
+
+    def __init__(
+        self, group: ControlGroup, writer: WriterClient, run_dir: Path, *, identity: Identity, recorder: Recorder
+    ) -> None:
+        self._group, self._writer, self._run_dir = group, writer, run_dir
+        self._identity, self._recorder = identity, recorder
+        self._offer = {"address": "", "fault": ""}
+        if identity.world_size > 1:
+            where = group.gather({"network": network_identity(), "address": own_address()})
+            offer = _offer(where, writer, run_dir, identity) if identity.rank == 0 else None
+            self._offer = group.broadcast(offer)
+
+    def finish(self) -> str:
+        """Where the store is, ``host:port``; empty: files. Recorded as ``checkpoint.board_chosen``.
+
+        Collective: yes.
+        Blocking: ``MEET_TIMEOUT_S`` besides the agreement itself.
+        """
+        if self._identity.world_size == 1:
+            return ""
+        offer = self._offer
+        line, fault = _visit(offer["address"], self._run_dir, self._identity)
+        faults = self._group.gather(fault)
+        if line is not None:
+            line.close()  # only now: the store has held a connection of every rank at once
+        apart = [f"rank {rank}: {text}" for rank, text in enumerate(faults) if text]
+        if self._identity.rank == 0:
+            reason = offer["fault"] or "; ".join(apart[:4])
+            if reason:
+                self._writer.stop_listening()
+            kind, address = ("files", "") if reason else ("store", offer["address"])
+            self._recorder.record("checkpoint.board_chosen", board=kind, address=address, reason=reason)
+        return "" if apart or offer["fault"] else offer["address"]
 
 
 def _offer(where: list[dict[str, str]], writer: WriterClient, run_dir: Path, identity: Identity) -> dict[str, str]:

@@ -16,7 +16,7 @@ from midwatch.checkpoint.identity import Identity
 from midwatch.checkpoint.jobs import SaveEvent, SaveJob, failed_save
 from midwatch.checkpoint.lacking import warn_of_missing
 from midwatch.checkpoint.manifest import ManifestDraft, sections_of
-from midwatch.checkpoint.meeting import meet
+from midwatch.checkpoint.meeting import Meeting
 from midwatch.checkpoint.outcomes import Outcomes, StageFigures
 from midwatch.checkpoint.overlap import Flight
 from midwatch.checkpoint.room import RoomWatch
@@ -70,6 +70,7 @@ class Saver:
         self._stager = Stager(config, identity, tracked, self._slots, recorder)
         self._room = RoomWatch(self.root, self.local_root, config, identity, recorder)
         self._writer = WriterClient()
+        self._meeting: Meeting | None = None
         self._serial = 0
         self._pending: _Pending | None = None
         self._figures: StageFigures | None = None
@@ -88,9 +89,15 @@ class Saver:
         self._room.ask(size_bytes, self._slots.count)
         self._writer.start()
 
-    def meet(self, group: ControlGroup) -> None:
-        """Decide where the writers of this attempt meet. Collective; see ``meeting.meet``."""
-        self.board_address = meet(group, self._writer, self._run_dir, identity=self._identity, recorder=self._recorder)
+    def call_meeting(self, group: ControlGroup) -> None:
+        """Start rank 0's writer, so that the others' can meet there. Collective; see ``meeting.Meeting``."""
+        self._meeting = Meeting(group, self._writer, self._run_dir, identity=self._identity, recorder=self._recorder)
+
+    def meet(self) -> None:
+        """Decide where the writers of this attempt meet, if that is still open. Collective."""
+        if self._meeting is not None:
+            meeting, self._meeting = self._meeting, None
+            self.board_address = meeting.finish()
 
     def save(self, step: int, loss: float | None, metrics: Mapping[str, float]) -> None:
         """See ``Checkpointer.save``."""

@@ -316,6 +316,8 @@ class Run:
         elif is_first:
             # The state as it is by now, where the one foreseen was smaller.
             checkpointer.prewarm()
+        if is_first:
+            checkpointer.meet()
         if is_first and self._env.is_supervised and self._env.local_rank == 0:
             note_imports(self._paths.run_dir, self._env.node)
         if asked & Flag.STOP and not is_last:

@@ -16,7 +16,8 @@ BENCH = Path(__file__).parent
 CHECKS: list[tuple[str, list[str]]] = [
     ("one heartbeat costs at most 2 us (median)", ["pulse_beat.py"]),
     ("culprits, restart times and hang bars beside torchrun", ["faults.py", "compare", "--rounds", "3"]),
-    ("50 of 50 restarts train again", ["faults.py", "restarts", "--count", "50"]),
+    ("a certain exit: peers stopped, training again beside torchrun", ["faults.py", "speed", "--rounds", "3"]),
+    ("200 of 200 restarts train again", ["faults.py", "restarts", "--count", "200"]),
     ("the demo ends bit-identical in under 5 minutes", ["demo_time.py"]),
     ("checkpoints cost what was promised, beside other libraries", ["checkpoint.py", "--rounds", "5"]),
     ("damage and crashes: all detected, always recoverable", ["trust.py"]),

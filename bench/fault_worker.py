@@ -77,11 +77,13 @@ class Worker:
         import torch
         import torch.distributed as dist
 
-        if step == self.args.fault_step and self.rank == self.args.fault_rank and self.is_due():
+        if self.is_time(step) and self.rank == self.args.fault_rank and self.is_due():
             self.say("fault", fault=self.args.fault, step=step)
             # A pause that is no fault says what it is; that is the whole difference to a hang.
             with self.run.phase("custom:pause") if self.args.fault == "longpause" else nullcontext():
                 inject(self.args.fault, self.args)
+            if self.args.fault == "mismatch":
+                return  # the all-reduce of this step is skipped, and nothing fails of it
         with torch.no_grad():
             self.weights.weight += 1
             try:
@@ -92,6 +94,11 @@ class Worker:
             self.weights.weight /= self.world
         time.sleep(0.05)
         self.say("step", step=step)
+
+    def is_time(self, step: int) -> bool:
+        if self.args.on:
+            return step >= self.args.fault_step and Path(self.args.on).exists()
+        return step == self.args.fault_step
 
     def is_due(self) -> bool:
         if self.args.fault == "none" or self.args.fault.startswith("launcher"):
@@ -168,6 +175,7 @@ def main() -> None:
     parser.add_argument("--fault", required=True)
     parser.add_argument("--fault-step", type=int, required=True)
     parser.add_argument("--fault-rank", type=int, required=True)
+    parser.add_argument("--on", default="", help="hurt yourself at the first step that finds this file")
     parser.add_argument("--pause", type=float, default=15.0)
     parser.add_argument("--five-lines", action="store_true")
     Worker(parser.parse_args()).main()

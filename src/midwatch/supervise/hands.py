@@ -155,6 +155,9 @@ class Hands:
             self._attempt = None
             return
         self._outbox.put(Started(attempt=order.attempt))
+        if self._attempt.is_warm and self._parking is not None:
+            memory = f"{self._parking.parked.memory_mb} MB"
+            self._say(f"{len(order.ranks)} ranks forked from the parked process of {memory}", "info")
         mute = [str(proc.rank) for proc in self._attempt.ranks if not proc.out.exists()]
         if mute:
             sentence = f"output of ranks {', '.join(mute)} is lost: no logs can be made in {self.setup.run_dir}"

@@ -1,0 +1,118 @@
+"""What the fault benchmark knows of faults, what it writes down of one trial, and how it looks at processes."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FAULT_RANK, FAULT_STEP, STEPS = 1, 40, 80
+EXIT_FAULTS = ("kill9", "segv", "raise", "raise_slowpeer", "exit3", "exit0", "oom_as", "oom_cgroup", "orphan")
+LAUNCHER_FAULTS = ("launcher_kill9", "launcher_term", "launcher_term_stuck")
+HANG_FAULTS = ("sigstop", "hang_sleep", "hang_gil", "hang_hbthread")
+NOBODY_TO_BLAME = ("none", "longpause", *LAUNCHER_FAULTS)
+FAULTS = {
+    "none": "no fault: must finish without a restart",
+    "kill9": "SIGKILL to self",
+    "segv": "null dereference",
+    "raise": "uncaught RuntimeError",
+    "raise_slowpeer": "uncaught RuntimeError; the peers die first of a closed connection",
+    "exit3": "sys.exit(3)",
+    "exit0": "clean exit of one rank while its peers still train",
+    "oom_as": "RLIMIT_AS reached: MemoryError",
+    "oom_cgroup": "memory cgroup limit: kernel OOM kill (root)",
+    "orphan": "SIGKILL with a grandchild in a session of its own",
+    "determ": "RuntimeError at the same step in every attempt",
+    "longpause": "legitimate pause, not a fault",
+    "node_agent_kill9": "SIGKILL to the parent of the rank (midwatch: the node agent)",
+    "launcher_kill9": "SIGKILL to the launcher: what lives on?",
+    "launcher_term": "SIGTERM to the launcher",
+    "launcher_term_stuck": "SIGTERM to the launcher while one rank ignores SIGTERM",
+    "sigstop": "SIGSTOP to self (five lines)",
+    "hang_sleep": "sleep for ever outside a collective (five lines)",
+    "hang_gil": "C call that sleeps for ever holding the GIL (five lines)",
+    "hang_hbthread": "main thread stuck, a side thread alive (five lines)",
+}
+
+
+@dataclass
+class Cell:
+    """One launcher, one fault, one run."""
+
+    launcher: str
+    fault: str
+    rc: int | None = None
+    form: str = ""
+    """``five`` when the script uses the library: a verified checkpoint is loaded and the resume proved."""
+    train_s: float | None = None
+    stopped_s: float | None = None
+    """From the fault until every process of the hurt attempt had ended."""
+    is_warm: bool | None = None
+    """The new ranks were forked from a parked process."""
+    detect_s: float | None = None
+    blamed: int | None = None
+    blamed_node: str | None = None
+    confidence: str = ""
+    fault_class: str = ""
+    deadline_s: float | None = None
+    suspected_s: float | None = None
+    confirmed_s: float | None = None
+    attempts: int = 0
+    finished_ranks: int = 0
+    leftovers: list[str] = field(default_factory=list)
+    dir: str = ""
+
+    @property
+    def is_culprit_right(self) -> bool:
+        if self.fault == "node_agent_kill9":
+            return self.blamed is None and bool(self.blamed_node)
+        return self.blamed == FAULT_RANK
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def tagged(tag: str) -> Iterator[tuple[int, str]]:
+    """(pid, command line) of the living processes that carry our tag in their environment."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if tag.encode() not in (entry / "environ").read_bytes():
+                continue
+            if (entry / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
+                yield int(entry.name), (entry / "cmdline").read_text().replace("\0", " ")[:100]
+        except OSError:
+            continue
+
+
+def midwatch_tag_of(pid: int) -> str:
+    """What this launcher's processes and shared memory are named by, read off a living rank."""
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return next((word.decode().partition("=")[2] for word in words if word.startswith(b"MIDWATCH_TAG=")), "")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def events_of(folder: Path) -> list[dict]:
+    events = []
+    for path in folder.glob("rank*.jsonl"):
+        for line in path.read_text().splitlines():
+            try:
+                events.append(json.loads(line))
+            except ValueError:  # a rank died in mid-line
+                continue
+    return sorted(events, key=lambda e: e["t"])

@@ -7,6 +7,7 @@ same failure again?), ``grade`` (how wide, what to do). ``classes.toml`` is the 
 """
 
 from midwatch.faults.fingerprint import fingerprint
+from midwatch.faults.flight import MAX_FLIGHT_BYTES, FlightError, read_flight
 from midwatch.faults.table import CLASSES, FaultClass, class_of
 from midwatch.faults.types import (
     Action,
@@ -27,12 +28,14 @@ from midwatch.faults.verdict import judge
 
 __all__ = [
     "CLASSES",
+    "MAX_FLIGHT_BYTES",
     "Action",
     "CollectiveCall",
     "CollectiveCount",
     "Confidence",
     "Evidence",
     "FaultClass",
+    "FlightError",
     "Frame",
     "Grade",
     "ProcState",
@@ -44,4 +47,5 @@ __all__ = [
     "class_of",
     "fingerprint",
     "judge",
+    "read_flight",
 ]

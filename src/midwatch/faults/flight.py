@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, cast
 from midwatch.faults.frames import user_frame
 from midwatch.faults.types import CollectiveCall, Frame
 
-MAX_BYTES: Final = 64 * 1024 * 1024
+MAX_FLIGHT_BYTES: Final = 64 * 1024 * 1024
 """A recorder of 2,000 calls with stacks writes about 5 MB."""
 _MAX_WORDS: Final = 8_000_000
 _MAX_TEXT: Final = 200
@@ -120,7 +120,7 @@ def decode_plain(data: bytes) -> Any:
     Raises:
         FlightError: Any word that is not about plain data, a cut-off or overlong input, an empty stack.
     """
-    if len(data) > MAX_BYTES:
+    if len(data) > MAX_FLIGHT_BYTES:
         raise FlightError(f"{len(data)} bytes: too many")
     try:
         return _Decoder(data).run()

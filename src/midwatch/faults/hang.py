@@ -11,6 +11,7 @@ import msgspec
 
 from midwatch.core import is_long_phase
 from midwatch.faults import frames
+from midwatch.faults.calls import compare_calls
 from midwatch.faults.located import Located, pick, share
 from midwatch.faults.types import Confidence, Evidence, Frame, RankEvidence
 
@@ -63,6 +64,11 @@ def _locate(evidence: Evidence, alive: list[Living]) -> Located:
     outside = [one for one in alive if one.is_outside or (one.place == "unknown" and _behind(one, alive))]
     if not any(one.is_waiting for one in alive):
         outside = [one for one in outside if one.rank.is_overdue or _is_suspected(one, evidence)] or outside
+    if len(outside) != 1:
+        # The stacks do not name one: the lists of calls may.
+        called = _by_calls(alive)
+        if called is not None:
+            return called
     if not outside:
         return _everywhere(evidence, alive)
     return _outside(alive, outside)
@@ -146,6 +152,30 @@ def _outside(alive: Sequence[Living], outside: Sequence[Living]) -> Located:
         frame=_frame(one),
         lines=(f"rank {one.rank.rank}: {reason}{at}", *_waiting_lines(waiting)),
         confidence=confidence,
+    )
+
+
+def _by_calls(alive: Sequence[Living]) -> Located | None:
+    """All wait in collectives, but not in the same one; None where nobody recorded, or the lists agree."""
+    lag = compare_calls([one.rank for one in alive])
+    if lag is None:
+        return None
+    behind = [one for one in alive if one.rank.rank in lag.ranks]
+    others = ", ".join(str(rank) for rank in lag.others[:8])
+    # More of them than of the others: then it may be the others that went too far.
+    is_clear = len(behind) < len(lag.others) or len(behind) == len(lag.others) == 1
+    return pick(
+        "collective_mismatch" if lag.is_different else "hang",
+        share([one.rank for one in behind], (lag.phrase,)),
+        evidence=behind[0].rank,
+        phrase=lag.phrase + _stack_text(behind[0]),
+        message=f"calls {lag.operation}",
+        frame=_frame(behind[0]),
+        lines=(
+            f"flight recorder: {lag.operation} is number {lag.sequence} of group {lag.group} on rank(s) {others}",
+            *(f"rank {one.rank.rank} {lag.phrase}{_stack_text(one)}" for one in behind[:4]),
+        ),
+        confidence=("certain" if len(behind) == 1 and len(lag.others) > 1 else "likely") if is_clear else "weak",
     )
 
 

@@ -188,3 +188,31 @@ def test_a_reader_never_sees_torn_data_while_a_process_hammers(slots: SlotFile) 
         hammer.kill()
         hammer.communicate()
     assert os.path.exists(slots.path)
+
+
+def test_counts_of_groups_are_read_by_step(tmp_path: Path) -> None:
+    file = SlotFile.create(tmp_path / "pulse", 2)
+    writer, reader = PulseWriter(file.path, 1), PulseReader(file.path)
+    writer.begin(1, 1)
+    writer.groups(["00ff00ff00ff00ff", "1111111111111111"])
+    for step in range(100):
+        writer.beat(step, [2 * step, 3 * step])
+    first, second = reader.counts(1)
+    assert first.digest == "00ff00ff00ff00ff"
+    assert first.counts == tuple((step, 2 * step) for step in (80, *range(92, 100)))
+    assert dict(second.counts)[96] == 288, "a step where all nodes can meet"
+    assert reader.counts(0) == ()
+    assert reader.read(1).step == 99
+    writer.groups([])
+    assert reader.counts(1) == ()
+
+
+def test_what_is_read_is_cut_to_its_room(tmp_path: Path) -> None:
+    file = SlotFile.create(tmp_path / "pulse", 1)
+    writer, reader = PulseWriter(file.path, 0), PulseReader(file.path)
+    writer.begin(1, 1)
+    assert reader.position(0) == ""
+    writer.position("shard-00017.bin 4096")
+    assert reader.position(0) == "shard-00017.bin 4096"
+    writer.position("é" * 40)
+    assert len(reader.position(0)) <= 48

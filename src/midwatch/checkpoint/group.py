@@ -37,6 +37,11 @@ class ControlGroup:
             )
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
 
+    @property
+    def process_groups(self) -> tuple[Any, ...]:
+        """Groups of torch that are ours alone; nothing of training runs in them."""
+        return () if self._group is None else (self._group,)
+
     def broadcast(self, message: Any = None) -> Any:
         """Rank 0's message, on every rank."""
         if self._group is None:

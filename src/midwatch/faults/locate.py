@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from midwatch.faults import frames
+from midwatch.faults.desync import locate_desync
 from midwatch.faults.hang import living, locate_hang
 from midwatch.faults.located import Located, pick, share
 from midwatch.faults.read import RankFact
@@ -29,6 +30,8 @@ def locate(evidence: Evidence, facts: Sequence[RankFact]) -> Located:
     """Name the culprit, or say why nobody can be named."""
     if evidence.trigger == "resume_mismatch":
         return _mismatch(evidence)
+    if evidence.trigger == "desync":
+        return locate_desync(evidence)
     facts = [fact for fact in facts if fact.node not in evidence.lost_nodes]
     roots = _roots(evidence, facts)
     if roots:

@@ -1,15 +1,18 @@
 """The pulse: a shared-memory slot per rank that says how far it is. Standard library only, no thread in the trainer."""
 
 from midwatch.pulse.deadline import DeadlineLearner
-from midwatch.pulse.layout import PHASES, Flag, Slot
+from midwatch.pulse.layout import MARK_EVERY, MAX_GROUPS, PHASES, Flag, GroupCounts, Slot
 from midwatch.pulse.reader import PulseReader
 from midwatch.pulse.slotfile import SlotFile
 from midwatch.pulse.writer import NullPulse, PulseWriter, writer_from_env
 
 __all__ = [
+    "MARK_EVERY",
+    "MAX_GROUPS",
     "PHASES",
     "DeadlineLearner",
     "Flag",
+    "GroupCounts",
     "NullPulse",
     "PulseReader",
     "PulseWriter",

@@ -1,6 +1,8 @@
-"""The bytes of a slot file: one 64-byte header, then one 256-byte slot per local rank.
+"""The bytes of a slot file: one 64-byte header, then one 1024-byte slot per local rank.
 
-A slot has two halves with one writer each. The rank writes bytes 0..191, the agent writes the control word at 192.
+A slot has two parts with one writer each. The rank writes everything but the control word at 192, which is the agent's.
+Behind it lie what the rank reads (a text) and, for a few process groups, how many collectives it had issued when it
+began each of the newest steps.
 
 The rank half is a sequence lock without a lock: ``head`` is raised first, the fields follow, ``tail`` is raised last.
 A reader takes ``tail``, then the fields, then ``head``, and keeps the copy only if both are equal and a second copy is
@@ -14,11 +16,11 @@ import enum
 import struct
 from typing import Final, Literal, NamedTuple
 
-MAGIC: Final = b"MWPULSE1"
+MAGIC: Final = b"MWPULSE2"
 HEADER: Final = struct.Struct("@8sIIQQ")
 """magic, slot size, number of slots, attempt, creation time (monotonic ns)."""
 HEADER_BYTES: Final = 64
-SLOT_BYTES: Final = 256
+SLOT_BYTES: Final = 1024
 
 HEAD: Final = struct.Struct("@Q")
 HEAD_AT: Final = 0
@@ -31,10 +33,25 @@ OFTEN_AT: Final = SELDOM_AT + SELDOM.size
 TAIL_AT: Final = OFTEN_AT + OFTEN.size - 8
 CONTROL: Final = struct.Struct("@Q")
 CONTROL_AT: Final = 192
+POSITION_AT: Final = 256
+POSITION_BYTES: Final = 48
+GROUPS_AT: Final = POSITION_AT + POSITION_BYTES
+MAX_GROUPS: Final = 4
+"""The default group and three more: enough for data, tensor and pipeline parallelism."""
+DIGEST_BYTES: Final = 8
+COUNT: Final = struct.Struct("@qQ")
+"""step, collectives issued before it began."""
+RING: Final = 8
+"""Steps remembered: ranks in lockstep are never this far apart."""
+MARK_EVERY: Final = 16
+MARKS: Final = 2
+"""The newest steps that are multiples of 16: ranks of other nodes, whose reports come once a second, meet there."""
+GROUP_BYTES: Final = DIGEST_BYTES + (RING + MARKS) * COUNT.size
 
 assert OFTEN_AT % 8 == 0
 assert TAIL_AT % 8 == 0
 assert TAIL_AT + 8 <= CONTROL_AT
+assert GROUPS_AT + MAX_GROUPS * GROUP_BYTES <= SLOT_BYTES
 
 State = Literal["new", "init", "running", "finished"]
 STATES: Final[tuple[State, ...]] = ("new", "init", "running", "finished")
@@ -105,6 +122,15 @@ class Slot(NamedTuple):
     def phase_age_s(self, now_ns: int) -> float:
         """Seconds since the last sign of progress; ``now_ns`` is this host's monotonic clock."""
         return max(0, now_ns - self.phase_ns) / 1e9
+
+
+class GroupCounts(NamedTuple):
+    """One process group of one rank."""
+
+    digest: str
+    """The same on every member."""
+    counts: tuple[tuple[int, int], ...]
+    """(step, collectives issued before it began), by step."""
 
 
 EMPTY_SLOT: Final = Slot(

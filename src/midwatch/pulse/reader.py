@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from midwatch.pulse.layout import (
     CONTROL,
     CONTROL_AT,
+    COUNT,
+    DIGEST_BYTES,
     EMPTY_SLOT,
+    GROUP_BYTES,
+    GROUPS_AT,
     HEAD,
     HEAD_AT,
+    MAX_GROUPS,
     NO_STEP,
     OFTEN,
     OFTEN_AT,
     PHASES,
+    POSITION_AT,
+    POSITION_BYTES,
     SELDOM,
     SELDOM_AT,
     STATES,
     TAIL_AT,
     Flag,
+    GroupCounts,
     Slot,
 )
 from midwatch.pulse.slotfile import SlotFile
@@ -50,6 +58,25 @@ class PulseReader:
                 slot = self._last[local_rank] = _decode(image, self._flags(base))
                 return slot
         return self._last.get(local_rank, EMPTY_SLOT)._replace(flags=self._flags(base))
+
+    def counts(self, local_rank: int) -> tuple[GroupCounts, ...]:
+        """What the rank counted of its process groups; empty where it counts nothing, or was caught in the act."""
+        base = self._file.offset(local_rank)
+        start, size = base + GROUPS_AT, MAX_GROUPS * GROUP_BYTES
+        if not any(self._map[start : start + DIGEST_BYTES]):
+            return ()
+        for _ in range(_TRIES):
+            tail = HEAD.unpack_from(self._map, base + TAIL_AT)[0]
+            image = self._map[start : start + size]
+            head = HEAD.unpack_from(self._map, base + HEAD_AT)[0]
+            if head == tail and image == self._map[start : start + size]:
+                return tuple(_groups(image))
+        return ()
+
+    def position(self, local_rank: int) -> str:
+        """What the rank last said it was reading."""
+        at = self._file.offset(local_rank) + POSITION_AT
+        return self._map[at : at + POSITION_BYTES].rstrip(b"\0").decode(errors="replace")
 
     def set_flag(self, local_rank: int, flag: Flag) -> None:
         self._put(local_rank, lambda flags: flags | flag)
@@ -98,6 +125,15 @@ def _decode(image: bytes, flags: Flag) -> Slot:
         verified_step=_step(verified) if state else None,
         flags=flags,
     )
+
+
+def _groups(image: bytes) -> Iterator[GroupCounts]:
+    for at in range(0, len(image), GROUP_BYTES):
+        digest = image[at : at + DIGEST_BYTES]
+        if any(digest):
+            counts = dict(COUNT.iter_unpack(image[at + DIGEST_BYTES : at + GROUP_BYTES]))
+            counts.pop(NO_STEP, None)
+            yield GroupCounts(digest.hex(), tuple(sorted(counts.items())))
 
 
 def _step(value: int) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -13,12 +13,22 @@ from midwatch.core import LONG_PHASES
 from midwatch.pulse.layout import (
     CONTROL,
     CONTROL_AT,
+    COUNT,
+    DIGEST_BYTES,
+    GROUP_BYTES,
+    GROUPS_AT,
     HEAD,
     HEAD_AT,
+    MARK_EVERY,
+    MARKS,
+    MAX_GROUPS,
     NO_STEP,
     OFTEN,
     OFTEN_AT,
     PHASES,
+    POSITION_AT,
+    POSITION_BYTES,
+    RING,
     SELDOM,
     SELDOM_AT,
     Flag,
@@ -55,8 +65,13 @@ class PulseWriter:
         self._phase_ns = time.monotonic_ns()
         self._write_all()
 
-    def beat(self, step: int) -> None:
-        """``step`` begins now, so the one before it is done."""
+    def beat(self, step: int, counts: Sequence[int] = ()) -> None:
+        """``step`` begins now, so the one before it is done.
+
+        Args:
+            step: Which.
+            counts: Collectives issued so far in each group, in the order given to ``groups``.
+        """
         now = time.monotonic_ns()
         self._step, self._beat_ns, self._phase_ns = step, now, now
         beats = self._beats = self._beats + 1
@@ -66,6 +81,8 @@ class PulseWriter:
         seq = self._seq = self._seq + 1
         buffer, base = self._map, self._base
         HEAD.pack_into(buffer, base, seq)
+        if counts:
+            self._count(step, counts)
         OFTEN.pack_into(
             buffer,
             self._often_at,
@@ -81,6 +98,38 @@ class PulseWriter:
             _RUNNING,
             seq,
         )
+
+    def groups(self, digests: Sequence[str]) -> None:
+        """Which process groups are counted from now on; what was counted before is forgotten.
+
+        Args:
+            digests: 16 hex digits each, the same on every member; at most ``MAX_GROUPS`` are kept.
+        """
+        start, size = self._base + GROUPS_AT, MAX_GROUPS * GROUP_BYTES
+        image = bytearray(size)
+        nothing = COUNT.pack(NO_STEP, 0) * (RING + MARKS)
+        for number, digest in enumerate(digests[:MAX_GROUPS]):
+            at = number * GROUP_BYTES
+            image[at : at + GROUP_BYTES] = bytes.fromhex(digest) + nothing
+        seq = self._seq = self._seq + 1
+        HEAD.pack_into(self._map, self._base, seq)
+        self._map[start : start + size] = bytes(image)
+        self._write_often(seq)
+
+    def position(self, text: str) -> None:
+        """What is read now, for people; cut to 48 bytes."""
+        data = text.encode(errors="replace")[:POSITION_BYTES].ljust(POSITION_BYTES, b"\0")
+        at = self._base + POSITION_AT
+        self._map[at : at + POSITION_BYTES] = data
+
+    def _count(self, step: int, counts: Sequence[int]) -> None:
+        at = self._base + GROUPS_AT + DIGEST_BYTES
+        for count in counts[:MAX_GROUPS]:
+            COUNT.pack_into(self._map, at + step % RING * COUNT.size, step, count)
+            if step % MARK_EVERY == 0:
+                place = RING + step // MARK_EVERY % MARKS
+                COUNT.pack_into(self._map, at + place * COUNT.size, step, count)
+            at += GROUP_BYTES
 
     @contextmanager
     def phase(self, name: str) -> Generator[None]:
@@ -171,7 +220,13 @@ class NullPulse:
     def begin(self, pid: int, attempt: int) -> None:
         pass
 
-    def beat(self, step: int) -> None:
+    def beat(self, step: int, counts: Sequence[int] = ()) -> None:
+        pass
+
+    def groups(self, digests: Sequence[str]) -> None:
+        pass
+
+    def position(self, text: str) -> None:
         pass
 
     @contextmanager

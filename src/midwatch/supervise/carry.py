@@ -12,8 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from midwatch.audit import Ledger, known_checkpoints, seal_of
-from midwatch.checkpoint.format import committed_names
-from midwatch.core import StorageError, attempt_name
+from midwatch.checkpoint.format import committed_names, mark_suspect
+from midwatch.core import StorageError, attempt_name, parse_checkpoint_name
 from midwatch.faults.types import Verdict
 from midwatch.storage import Fence, as_storage_error, claim_attempt, newest_attempt
 from midwatch.supervise.bundle import write_bundle
@@ -30,6 +30,7 @@ from midwatch.supervise.messages import (
     Record,
     Say,
     StopRanks,
+    SuspectCheckpoints,
     WakeAt,
     WriteVerdict,
 )
@@ -98,6 +99,8 @@ class Carrier:
             case StopRanks(attempt=attempt):
                 order = StopLocal(attempt=attempt, grace_s=instruction.grace_s, reason=instruction.reason)
                 self._order_all(order)
+            case SuspectCheckpoints():
+                self._doubt(instruction)
             case AllowTraining(attempt=attempt):
                 self._order_all(OpenGate(attempt=attempt))
             case AskToSaveAndExit(attempt=attempt):
@@ -183,10 +186,27 @@ class Carrier:
         """Fence all older attempts, listing what they may be resumed from: what both tiers hold, and what the ledgers
         know besides, for a mount may be missing at this moment.
         """
-        folders = [self._spec.checkpoint_dir, *([local] if (local := self._spec.checkpoint_local_dir) else [])]
-        names = {name for folder in folders for name in committed_names(Path(folder))}
+        names = {name for folder in self._checkpoint_folders for name in committed_names(folder)}
         inventory = sorted(names | set(known_checkpoints(self._run_dir)))
         return claim_attempt(self._run_dir, run=self._spec.run, inventory=inventory, attempt=attempt)
+
+    def _doubt(self, doubt: SuspectCheckpoints) -> None:
+        for folder in self._checkpoint_folders:
+            for name in committed_names(folder):
+                known = parse_checkpoint_name(name)
+                if known is None or known.attempt != doubt.attempt or known.step < doubt.from_step:
+                    continue
+                try:
+                    mark_suspect(folder, name, doubt.reason, run_dir=self._run_dir)
+                except (OSError, StorageError) as error:
+                    self.say(f"{name} cannot be marked suspect: {error}", "error")
+                    continue
+                self.record("checkpoint.suspected", known.step, doubt.cause, {"name": name, "reason": doubt.reason})
+
+    @property
+    def _checkpoint_folders(self) -> list[Path]:
+        local = self._spec.checkpoint_local_dir
+        return [Path(folder) for folder in (self._spec.checkpoint_dir, local) if folder]
 
     def _gather(self, asked: GatherEvidence) -> None:
         if self.gathering is not None:

@@ -64,20 +64,21 @@ def files_of(env: Mapping[str, str]) -> FlightFiles:
 
 
 async def collect(
-    ranks: Iterable[FlightFiles], end: float
+    ranks: Iterable[FlightFiles], end: float, *, is_asking: bool = True
 ) -> tuple[dict[int, tuple[CollectiveCall, ...]], tuple[str, ...]]:
-    """Ask every rank that listens, and read what it and others have written.
+    """Ask every rank that listens, and read what it and the others have written.
 
     Args:
         ranks: Of this node.
         end: Monotonic seconds at which to be back; three seconds from now at the latest anyway.
+        is_asking: False reads what lies there and returns at once.
 
     Returns:
         The newest calls by rank, and what could not be had.
     """
     files = list(ranks)
     since_ns = time.time_ns()
-    asked = {one.rank for one in files if _ask(one.pipe)}
+    asked = {one.rank for one in files if is_asking and _ask(one.pipe)}
     end = min(end, time.monotonic() + ANSWER_S)
     results = await asyncio.gather(*(_await(one, since_ns if one.rank in asked else None, end) for one in files))
     calls = {one.rank: found for one, (found, _) in zip(files, results, strict=True) if found}

@@ -132,6 +132,8 @@ class CollectivesDiffer(_Event, frozen=True, kw_only=True):
     group: str
     counts: tuple[tuple[int, int], ...]
     """(rank, count)."""
+    sound_step: int = 0
+    """The newest step that all began with the counts they should have: what was done from then on is in doubt."""
 
 
 class RankLagged(_Event, frozen=True, kw_only=True):
@@ -279,6 +281,14 @@ class StopRanks(_Instruction, frozen=True, kw_only=True):
     reason: str
 
 
+class SuspectCheckpoints(_Instruction, frozen=True, kw_only=True):
+    """Flag what this attempt committed from this step on, so that no resume takes it by itself."""
+
+    attempt: int
+    from_step: int
+    reason: str
+
+
 class ProbeNodes(_Instruction, frozen=True, kw_only=True):
     """Run the health probes on these nodes, bounded; answer with NodesProbed."""
 
@@ -360,6 +370,7 @@ Instruction = (
     LaunchAttempt
     | GatherEvidence
     | StopRanks
+    | SuspectCheckpoints
     | ProbeNodes
     | IsolateNode
     | ReleaseNode

@@ -7,13 +7,17 @@ import os
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from midwatch.config import WatchConfig
 from midwatch.core import SuperviseError
-from midwatch.pulse import Flag, PulseReader, Slot, SlotFile
+from midwatch.faults import CollectiveCount
+from midwatch.pulse import MARK_EVERY, Flag, PulseReader, Slot, SlotFile
+from midwatch.supervise.desync import CountComparer
+from midwatch.supervise.flight import files_of
 from midwatch.supervise.kernel import oom_kill_count
 from midwatch.supervise.procs import SHM, read_stat
 from midwatch.supervise.sample import RankView
@@ -24,6 +28,7 @@ from midwatch.supervise.watch import IdleWatch, RankWatch
 from midwatch.supervise.wire import Exited, Fact, RankStatus, StartRanks, Suspected
 
 _IDLE_LOOK_NS: Final = 1_000_000_000
+_NEWEST: Final = 3
 _NOT_STARTED: Final = 127
 """The shell's code for "command not found": reported when a rank could not even be executed."""
 
@@ -86,6 +91,7 @@ class LocalAttempt:
         self._pulse_path = SHM / f"midwatch-{setup.tag}-a{start.attempt:04d}"
         self.is_warm = False
         """Its ranks were forked from the parked process."""
+        self._comparer = CountComparer(start.attempt) if config.detect.collectives else None
         self._oom_base = oom_kill_count(os.getpid())
         run_dir = Path(setup.run_dir)
         self.ranks = [
@@ -160,6 +166,7 @@ class LocalAttempt:
 
     def poll(self, now_ns: int) -> None:
         """Look at every living rank once and tell what is new."""
+        self._compare_counts()
         for proc in self.ranks:
             if not proc.is_alive or self.is_stopping:
                 continue
@@ -170,6 +177,25 @@ class LocalAttempt:
         if now_ns - self._idle_look_ns >= _IDLE_LOOK_NS and not self.is_stopping:
             self._idle_look_ns = now_ns
             self._look_for_standstill(now_ns)
+
+    def _compare_counts(self) -> None:
+        if self._comparer is None or self._reader is None or self.is_stopping:
+            return
+        found = {proc.rank: self._reader.counts(proc.local_rank) for proc in self.ranks if proc.is_alive}
+        members = Counter(group.digest for groups in found.values() for group in groups)
+        for rank, groups in found.items():
+            for group in groups:
+                # With one member here there is nothing to compare: the coordinator does, across nodes.
+                if (count := members[group.digest]) > 1:
+                    differ = self._comparer.take(rank, group.digest, group.counts, count)
+                    if differ is not None:
+                        self._tell(differ)
+
+    def counts(self, proc: RankProc) -> tuple[CollectiveCount, ...]:
+        """What the rank counted of its groups, oldest first."""
+        assert self._reader is not None
+        groups = self._reader.counts(proc.local_rank)
+        return tuple(CollectiveCount(group.digest, step, count) for group in groups for step, count in group.counts)
 
     def forgive(self, now_ns: int) -> None:
         for proc in self.ranks:
@@ -220,7 +246,16 @@ class LocalAttempt:
 
     def statuses(self) -> tuple[RankStatus, ...]:
         now_ns = time.monotonic_ns()
-        return tuple(_status(proc, self.slot(proc), now_ns) for proc in self.ranks)
+        return tuple(_status(proc, self.slot(proc), now_ns, self._news_of(proc)) for proc in self.ranks)
+
+    def _news_of(self, proc: RankProc) -> tuple[CollectiveCount, ...]:
+        """For the comparison across nodes: the newest steps, and the last one where all nodes can meet."""
+        if self._comparer is None or len(self.ranks) == self.start.world_size:
+            return ()
+        found = self.counts(proc)
+        groups = {count.group: [c for c in found if c.group == count.group] for count in found}
+        marks = (count for count in found if count.step % MARK_EVERY == 0)
+        return tuple(dict.fromkeys((*marks, *(c for counts in groups.values() for c in counts[-_NEWEST:]))))
 
     def facts(self) -> list[Fact]:
         """Everything a coordinator that remembers nothing must be told again."""
@@ -267,6 +302,9 @@ class LocalAttempt:
             is_oom_counted=count is not None and self._oom_base is not None and count > self._oom_base,
             err_path=proc.err,
             error_path=proc.error,
+            flight=files_of(self.environment(proc)),
+            counts=self.counts(proc),
+            position=self._reader.position(proc.local_rank) if self._reader else "",
         )
 
 
@@ -280,7 +318,7 @@ def _state(proc: RankProc) -> str:
     return stat.state if stat else "?"
 
 
-def _status(proc: RankProc, slot: Slot, now_ns: int) -> RankStatus:
+def _status(proc: RankProc, slot: Slot, now_ns: int, counts: tuple[CollectiveCount, ...]) -> RankStatus:
     return RankStatus(
         rank=proc.rank,
         pid=proc.pid,
@@ -292,4 +330,5 @@ def _status(proc: RankProc, slot: Slot, now_ns: int) -> RankStatus:
         verified_step=slot.verified_step,
         is_attached=slot.is_attached,
         exit_code=proc.exited.exit_code if proc.exited else None,
+        counts=counts,
     )

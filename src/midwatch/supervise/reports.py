@@ -86,10 +86,8 @@ def translate(member: Member, numbered: NumberedFact, now_ns: int) -> Event | No
             )
         case Gone(attempt=attempt):
             return RanksGone(cause=cause, now_ns=now_ns, node=node, attempt=attempt, leftovers=fact.leftovers)
-        case Differ(attempt=attempt, step=step):
-            return CollectivesDiffer(
-                cause=cause, now_ns=now_ns, attempt=attempt, step=step, group=fact.group, counts=fact.counts
-            )
+        case Differ():
+            return differ_event(fact, cause, now_ns)
         case Lagged(attempt=attempt, rank=rank):
             return RankLagged(
                 cause=cause, now_ns=now_ns, node=node, attempt=attempt, rank=rank, step=fact.step, factor=fact.factor
@@ -102,6 +100,18 @@ def translate(member: Member, numbered: NumberedFact, now_ns: int) -> Event | No
             return StopRequested(cause=cause, now_ns=now_ns, reason=f"{fact.reason} (node {node})")
         case Sampled():
             return None
+
+
+def differ_event(fact: Differ, cause: str, now_ns: int) -> CollectivesDiffer:
+    return CollectivesDiffer(
+        cause=cause,
+        now_ns=now_ns,
+        attempt=fact.attempt,
+        step=fact.step,
+        group=fact.group,
+        counts=fact.counts,
+        sound_step=fact.sound_step,
+    )
 
 
 class Progress:

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from midwatch.config import redact, redact_text
-from midwatch.faults.types import Frame, RankEvidence
+from midwatch.faults.types import CollectiveCount, Frame, RankEvidence
 from midwatch.pulse import Slot
 from midwatch.supervise.kernel import KernelLog, oom_victims
 from midwatch.supervise.procs import read_stat
@@ -44,6 +44,8 @@ class RankView(msgspec.Struct, kw_only=True):
     is_oom_counted: bool
     err_path: Path
     error_path: Path
+    counts: tuple[CollectiveCount, ...] = ()
+    position: str = ""
 
 
 class _Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,6 +219,8 @@ def _evidence(node: str, view: RankView, looks: Sequence[_Look], oom: set[int]) 
         stderr_tail=read_tail(view.err_path),
         error_file=read_error_file(view.error_path),
         oom_killed=is_killed and (view.pid in oom or view.is_oom_counted),
+        counts=view.counts,
+        position=redact_text(view.position),
     )
 
 

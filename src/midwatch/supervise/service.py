@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -10,12 +11,13 @@ import msgspec
 from aiohttp import web
 
 from midwatch.core import ProtocolError
+from midwatch.supervise.desync import CountComparer
 from midwatch.supervise.door import Door
 from midwatch.supervise.gathering import Gathering
 from midwatch.supervise.members import Member, Members
 from midwatch.supervise.messages import Event, NodeJoined
 from midwatch.supervise.protocol import Envelope
-from midwatch.supervise.reports import Progress, translate
+from midwatch.supervise.reports import Progress, differ_event, translate
 from midwatch.supervise.wire import Join, NumberedFact, Orders, Receipt, Report, Sampled, StatusAnswer, Welcome
 
 REPORTS_PER_S: Final = 1250.0
@@ -53,6 +55,8 @@ class Service:
         self._mind = mind
         self._now_ns = now_ns
         self._progress = Progress()
+        self._comparer: tuple[int, CountComparer, Counter[str], set[tuple[int, str]]] | None = None
+        """Of the attempt; members of each group that were heard, and who they are."""
         self._agents: dict[str, str] = {}
         """Sender prefix (one per agent process) -> agent id."""
 
@@ -90,11 +94,27 @@ class Service:
                 self._mind.feed(event)
         for numbered in news:
             self._take(member, numbered, now_ns)
+        if report.attempt == self._mind.attempt:
+            self._compare_counts(report, now_ns)
         return Receipt(upto=member.upto, report_s=self._pace_s())
 
     def _pace_s(self) -> float:
         """All reports together must leave the coordinator most of its core, and none may come near to a time-out."""
         return min(max(1.0, len(self._members.live) / REPORTS_PER_S), self._slowest_s)
+
+    def _compare_counts(self, report: Report, now_ns: int) -> None:
+        """Across nodes; each agent compares its own ranks at once."""
+        if self._comparer is None or self._comparer[0] != report.attempt:
+            self._comparer = report.attempt, CountComparer(report.attempt), Counter(), set()
+        _, comparer, members, seen = self._comparer
+        for rank in report.ranks:
+            for count in rank.counts:
+                if (rank.rank, count.group) not in seen:
+                    seen.add((rank.rank, count.group))
+                    members[count.group] += 1
+                found = comparer.take(rank.rank, count.group, [(count.step, count.count)], members[count.group])
+                if found is not None:
+                    self._mind.feed(differ_event(found, f"{report.node}#counts", now_ns))
 
     def _take(self, member: Member, numbered: NumberedFact, now_ns: int) -> None:
         event = translate(member, numbered, now_ns)

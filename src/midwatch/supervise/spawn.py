@@ -14,6 +14,7 @@ from typing import IO, Final
 import msgspec
 
 from midwatch.core import SuperviseError, attempt_name
+from midwatch.supervise.flight import switch_on
 from midwatch.supervise.procs import ATTEMPT_VARIABLE, TAG_VARIABLE, die_with_parent
 from midwatch.supervise.wire import StartRanks
 
@@ -130,6 +131,9 @@ def rank_environment(
         env.setdefault("OMP_NUM_THREADS", "1")
     env.setdefault("PYTHONUNBUFFERED", "1")
     env.setdefault("PYTHONFAULTHANDLER", "1")
+    # The pipes next to the slots, where the sweep finds them; the lists next to the logs, where people do.
+    dumps = Path(paths["error"]).with_name(f"{setup.node}.flight-")
+    switch_on(env, dump_stem=str(dumps), pipe_stem=f"{paths['pulse']}-flight-")
     return env
 
 

@@ -76,6 +76,8 @@ class Differ(_Part, frozen=True, kw_only=True):
     group: str
     counts: tuple[tuple[int, int], ...]
     """(rank, count)."""
+    sound_step: int = 0
+    """The newest step that all began with the counts they should have: what was done from then on is in doubt."""
 
 
 class Lagged(_Part, frozen=True, kw_only=True):

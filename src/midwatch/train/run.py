@@ -28,6 +28,7 @@ from midwatch.checkpoint import Checkpointer, ResumePoint, SaveHealth
 from midwatch.config import Config, RankEnv, read_rank_env, resolve_paths
 from midwatch.core import EXIT_FAILED, EXIT_REQUEUE, CheckpointError, SuperviseError
 from midwatch.pulse import Flag, NullPulse, PulseWriter, writer_from_env
+from midwatch.train.collectives import Collectives
 from midwatch.train.imports import note_imports
 from midwatch.train.metrics import MetricLog
 from midwatch.train.session import Session, open_session, refuse_if_vanished
@@ -182,12 +183,13 @@ class Run:
             print(f"[midwatch rank 0] {line}", flush=True)
         if session.journal is not None:
             session.journal.begin(session.identity.attempt, start)
+        collectives = Collectives(self._pulse, session.group.process_groups)
         if start < total:
             with self.phase("checkpoint_save"):
                 checkpointer.prewarm()
         for step in range(start, total):
             self._step, self._began = step, time.perf_counter()
-            self._pulse.beat(step)
+            self._pulse.beat(step, collectives.counts())
             yield step
             self._after(step, is_first=step == start, is_last=step == total - 1)
         signals.finish()
@@ -212,6 +214,15 @@ class Run:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Name long work that is not a step (``eval``, ``compile``, ``custom:NAME``), so that it does not look hung."""
         return self._pulse.phase(name)
+
+    def batch(self, where: object, *, source: str = "") -> None:
+        """Say what this rank reads now; the report of a failure names it.
+
+        Args:
+            where: Ids of the samples, an index, an offset: whatever finds the batch again. Only its text is kept.
+            source: Which file or dataset.
+        """
+        self._pulse.position(f"{source} {where}".strip())
 
     def save_now(self) -> None:
         """Ask for a save; any one rank may. It happens on all ranks after the same step, within two steps."""

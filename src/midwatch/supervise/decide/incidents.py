@@ -97,7 +97,7 @@ def collectives_differ(core: Core, event: CollectivesDiffer) -> None:
     core.record(
         "collectives.differed", step=event.step, group=event.group, counts=[list(pair) for pair in event.counts]
     )
-    open_incident(core, "desync", samples=1)
+    open_incident(core, "desync", samples=1).doubtful_from = event.sound_step
 
 
 def gather(core: Core, incident: Incident, samples: int, *, is_quick: bool = False) -> None:

@@ -106,6 +106,8 @@ class Incident(msgspec.Struct, kw_only=True):
     is_quick: bool = False
     """What was asked for last was only what is there at once."""
     lost_nodes: list[str] = msgspec.field(default_factory=list)
+    doubtful_from: int | None = None
+    """States saved from this step on are not to be trusted: ranks had gone out of step."""
     verdict: Verdict | None = None
 
 

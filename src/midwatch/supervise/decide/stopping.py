@@ -6,7 +6,14 @@ from midwatch.core import CODES, format_seconds
 from midwatch.supervise.decide import launching
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import Outcome, StopWish
-from midwatch.supervise.messages import AskToSaveAndExit, LaunchFailed, RanksGone, StopRanks, StopRequested
+from midwatch.supervise.messages import (
+    AskToSaveAndExit,
+    LaunchFailed,
+    RanksGone,
+    StopRanks,
+    StopRequested,
+    SuspectCheckpoints,
+)
 
 SWEEP_S = 60.0
 """Beyond the grace, for SIGKILL and the sweep of what is tagged; a node that needs longer is wedged in the kernel."""
@@ -77,6 +84,7 @@ def settle(core: Core) -> None:
         core.cause = core.incident.cause
     elif core.stop is not None:
         core.cause = core.stop.cause
+    _doubt_checkpoints(core)
     core.record("attempt.ended", step=core.attempt.step if core.attempt else None)
     outcome = core.outcome or _wish_outcome(core) or _unkillable_outcome(core)
     if outcome is not None:
@@ -90,6 +98,20 @@ def settle(core: Core) -> None:
         return
     core.arm("backoff", wait_s)
     core.say(f"waiting {format_seconds(wait_s)} before restart {core.launches}")
+
+
+def _doubt_checkpoints(core: Core) -> None:
+    """Now that nothing writes any more: what was saved out of step must not be what the next attempt resumes from."""
+    incident = core.incident
+    if incident is not None and incident.doubtful_from is not None:
+        core.emit(
+            SuspectCheckpoints(
+                cause=core.cause,
+                attempt=incident.attempt,
+                from_step=incident.doubtful_from,
+                reason=f"ranks had gone out of step (incident {incident.id})",
+            )
+        )
 
 
 def launch_failed(core: Core, event: LaunchFailed) -> None:

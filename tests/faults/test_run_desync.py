@@ -1,0 +1,62 @@
+"""A rank that skips one all-reduce and trains on: nothing fails, every step from there on is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from supervised import Supervised
+
+from midwatch.checkpoint.format import list_checkpoints
+
+pytestmark = [pytest.mark.procs, pytest.mark.torch]
+
+SKIPPED_AT = 33
+SCRIPT = f"""
+import os, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+import midwatch
+torch.set_num_threads(1)
+home = Path(sys.argv[1])
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 4)
+run = midwatch.attach({{"checkpoint": {{"interval": 5, "keep_last": 9}}}})
+run.track(model=model)
+for step in run.steps(run.resume(), 60):
+    run.batch(step * 8, source="shard-3")
+    due = step == {SKIPPED_AT} and dist.get_rank() == 1 and not (home / "skipped").exists()
+    if due:
+        (home / "skipped").write_text("1")
+    else:
+        dist.all_reduce(torch.ones(1))
+    time.sleep(0.05)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    supervised = Supervised(tmp_path)
+    supervised.script.write_text(SCRIPT)
+    yield supervised
+    supervised.close()
+
+
+def test_a_skipped_collective_is_found_and_what_was_saved_after_it_is_not_resumed_from(run: Supervised) -> None:
+    launcher = run.start_command([str(run.script), str(run.home)], "--nproc-per-node", "2")
+    assert run.wait(launcher) == 0, run.story()
+    (differed,) = run.events("collectives.differed")
+    assert differed["step"] - SKIPPED_AT <= 3
+    verdict = run.verdict()
+    assert (verdict["fault_class"], verdict["root_rank"]) == ("collective_mismatch", 1)
+    (proven,) = (line for line in run.events("resume.proven") if line.get("step") is not None)
+    assert proven["step"] < SKIPPED_AT, "what was saved after the skip is not resumed from"
+    doubted = [line["step"] for line in run.events("checkpoint.suspected")]
+    assert all(step >= SKIPPED_AT for step in doubted)
+    suspects = [info for info in list_checkpoints(run.run_dir / "checkpoints") if info.is_suspect]
+    assert len(suspects) == len(doubted)
+    report = next((run.run_dir / "incidents").glob("*/report.txt")).read_text()
+    assert "shard-3" in report

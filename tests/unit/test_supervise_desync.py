@@ -1,0 +1,69 @@
+"""Ranks that skip a collective and train on; and groups whose ranks rightly issue different numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from midwatch.supervise.desync import LEARN_STEPS, CountComparer
+from midwatch.supervise.wire import Differ
+
+
+def feed(rows: Iterator[tuple[int, int, int]], members: int = 2) -> list[Differ]:
+    """(rank, step, count) in the order in which they come."""
+    comparer = CountComparer(3)
+    found = (comparer.take(rank, "g", [(step, count)], members) for rank, step, count in rows)
+    return [differ for differ in found if differ is not None]
+
+
+def in_step(steps: int, *, skipped_at: int = 10**9, ranks: int = 2) -> Iterator[tuple[int, int, int]]:
+    """Rank 1 issues one fewer in step ``skipped_at``."""
+    for step in range(steps):
+        for rank in range(ranks):
+            yield rank, step, step * 3 - (rank == 1 and step > skipped_at)
+
+
+def test_a_skipped_collective_is_found_two_steps_later() -> None:
+    (differ,) = feed(in_step(100, skipped_at=40))
+    assert differ.step == 42
+    assert dict(differ.counts) == {0: 126, 1: 125}
+    assert differ.sound_step == 40, "the step in which it was skipped began well, and its result is in doubt"
+
+
+def test_all_members_are_compared() -> None:
+    (differ,) = feed(in_step(60, skipped_at=40, ranks=5), members=5)
+    assert [rank for rank, count in differ.counts if count != 126] == [1]
+
+
+def test_ranks_in_step_are_left_alone() -> None:
+    assert feed(in_step(200)) == []
+
+
+def test_a_constant_difference_is_how_the_group_began() -> None:
+    assert feed((rank, step, count + 7 * rank) for rank, step, count in in_step(100)) == []
+
+
+def test_ranks_of_a_pipeline_send_different_numbers_of_messages() -> None:
+    assert feed((rank, step, step * (2 + rank)) for step in range(100) for rank in range(2)) == []
+
+
+def test_one_odd_reading_is_not_believed() -> None:
+    assert feed((rank, step, step - (rank == 1 and step == 50)) for step in range(100) for rank in range(2)) == []
+
+
+def test_a_difference_is_told_once() -> None:
+    assert len(feed(in_step(500, skipped_at=40))) == 1
+
+
+@pytest.mark.parametrize("lag", [1, 5, 20])
+def test_a_rank_whose_reports_come_late_is_compared_at_the_same_step(lag: int) -> None:
+    rows = [(0, step, step) for step in range(lag)]
+    for step in range(100):
+        rows += [(1, step, step - (step > 60)), (0, step + lag, step + lag)]
+    (differ,) = feed(iter(rows))
+    assert differ.step == 62
+
+
+def test_nothing_is_said_before_the_group_is_known() -> None:
+    assert feed(in_step(LEARN_STEPS, skipped_at=2)) == []

@@ -119,6 +119,10 @@ def test_torchruns_contract_is_kept() -> None:
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_FR_DUMP_TEMP_FILE": "/n1.flight-",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/p-flight-",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     }
     assert env == expected
 

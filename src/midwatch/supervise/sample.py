@@ -19,6 +19,7 @@ import msgspec
 from midwatch.config import redact, redact_text
 from midwatch.faults.types import CollectiveCount, Frame, RankEvidence
 from midwatch.pulse import Slot
+from midwatch.supervise.flight import ANSWER_S, FlightFiles, collect
 from midwatch.supervise.kernel import KernelLog, oom_victims
 from midwatch.supervise.procs import read_stat
 from midwatch.supervise.waiting import wait_process
@@ -44,6 +45,7 @@ class RankView(msgspec.Struct, kw_only=True):
     is_oom_counted: bool
     err_path: Path
     error_path: Path
+    flight: FlightFiles
     counts: tuple[CollectiveCount, ...] = ()
     position: str = ""
 
@@ -86,6 +88,9 @@ class Sampler:
         """
         end = time.monotonic() + order.cap_s
         first_at, views = time.monotonic(), reread()
+        # Where training stands still anyway nobody waits for a list: those that are there already are read.
+        is_asking = order.cap_s > ANSWER_S and not order.is_quick
+        flight = asyncio.create_task(collect([view.flight for view in views], end, is_asking=is_asking))
         first = await self._look_all(views, end, has_stacks=not order.is_quick)
         last, window_s = first, 0.0
         for _ in range(order.samples - 1):
@@ -93,10 +98,14 @@ class Sampler:
             views = reread()
             window_s = time.monotonic() - first_at
             last = await self._look_all(views, end, has_stacks=not order.is_quick)
+        calls, unheard = await flight
         kernel_lines = self._kernel.lines(since_ns)
         victims = oom_victims(kernel_lines)
         evidence = (
-            _evidence(self.node, view, [first[view.rank], last[view.rank]][: order.samples], victims)
+            msgspec.structs.replace(
+                _evidence(self.node, view, [first[view.rank], last[view.rank]][: order.samples], victims),
+                calls=calls.get(view.rank, ()),
+            )
             for view in views
             if view.rank in first
         )
@@ -109,7 +118,7 @@ class Sampler:
             ranks=tuple(evidence),
             kernel_lines=tuple(redact_text(line) for line in kernel_lines),
             window_s=window_s,
-            remarks=tuple(sorted(remarks | waits)),
+            remarks=tuple(sorted(remarks | waits | set(unheard))),
         )
 
     async def _look_all(self, views: Sequence[RankView], end: float, *, has_stacks: bool) -> dict[int, _Look]:

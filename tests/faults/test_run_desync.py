@@ -51,7 +51,7 @@ def test_a_skipped_collective_is_found_and_what_was_saved_after_it_is_not_resume
     (differed,) = run.events("collectives.differed")
     assert differed["step"] - SKIPPED_AT <= 3
     verdict = run.verdict()
-    assert (verdict["fault_class"], verdict["root_rank"]) == ("collective_mismatch", 1)
+    assert (verdict["fault_class"], verdict["root_rank"]) == ("collective_mismatch", 1), run.story()
     (proven,) = (line for line in run.events("resume.proven") if line.get("step") is not None)
     assert proven["step"] < SKIPPED_AT, "what was saved after the skip is not resumed from"
     doubted = [line["step"] for line in run.events("checkpoint.suspected")]

@@ -44,3 +44,38 @@ def test_what_a_rank_read_is_shown() -> None:
 def test_nobody_is_named_without_counts() -> None:
     verdict = judge(evidence(alive(0), alive(1)))
     assert (verdict.root_rank, verdict.confidence) == (None, "unknown")
+
+
+def counted(number: int, start: int, *per_step: int, first_step: int = 50) -> RankEvidence:
+    """Counts from ``start`` on, one more number for each step."""
+    counts = [(first_step, start)]
+    for issued in per_step:
+        counts.append((counts[-1][0] + 1, counts[-1][1] + issued))
+    return rank(number, *counts)
+
+
+def test_of_two_ranks_the_one_that_broke_its_habit_is_certain() -> None:
+    fewer = judge(evidence(counted(0, 9, 3, 3, 3, 3, 3), counted(1, 9, 3, 3, 2, 3, 3)))
+    assert (fewer.root_rank, fewer.confidence, fewer.step) == (1, "certain", 53)
+    assert "1 collective fewer than its peers before step 53" in fewer.summary
+    more = judge(evidence(counted(0, 9, 3, 3, 3, 3, 3), counted(1, 9, 3, 3, 5, 3, 3)))
+    assert (more.root_rank, more.confidence) == (1, "certain")
+    assert "2 collectives more" in more.summary
+
+
+def test_a_rightful_difference_from_the_beginning_blames_nobody() -> None:
+    """Rank 0 led a barrier before the first step."""
+    verdict = judge(evidence(counted(0, 12, 1, 1, 1), counted(1, 9, 1, 0, 1), counted(2, 9, 1, 1, 1)))
+    assert (verdict.root_rank, verdict.confidence) == (1, "certain")
+
+
+def test_a_hang_after_ranks_went_out_of_step_is_no_fault_of_the_network() -> None:
+    ranks = (counted(0, 9, 1, 1, 1, 1), counted(1, 9, 1, 1, 1, 0))
+    verdict = judge(Evidence(incident="i", trigger="hang", ranks=ranks, extensions=1))
+    assert (verdict.fault_class, verdict.root_rank) == ("collective_mismatch", 1)
+
+
+def test_a_hang_of_a_pipeline_is_not_taken_for_one() -> None:
+    ranks = (counted(0, 9, 1, 1, 1, 1), counted(1, 9, 2, 2, 2, 2))
+    verdict = judge(Evidence(incident="i", trigger="hang", ranks=ranks, extensions=1))
+    assert verdict.fault_class != "collective_mismatch"

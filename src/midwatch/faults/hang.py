@@ -12,6 +12,7 @@ import msgspec
 from midwatch.core import is_long_phase
 from midwatch.faults import frames
 from midwatch.faults.calls import compare_calls
+from midwatch.faults.desync import locate_jump
 from midwatch.faults.located import Located, pick, share
 from midwatch.faults.types import Confidence, Evidence, Frame, RankEvidence
 
@@ -65,10 +66,10 @@ def _locate(evidence: Evidence, alive: list[Living]) -> Located:
     if not any(one.is_waiting for one in alive):
         outside = [one for one in outside if one.rank.is_overdue or _is_suspected(one, evidence)] or outside
     if len(outside) != 1:
-        # The stacks do not name one: the lists of calls may.
-        called = _by_calls(alive)
-        if called is not None:
-            return called
+        # The stacks do not name one: what the ranks counted, or their lists of calls, may.
+        told = locate_jump([one.rank for one in alive]) or _by_calls(alive)
+        if told is not None:
+            return told
     if not outside:
         return _everywhere(evidence, alive)
     return _outside(alive, outside)

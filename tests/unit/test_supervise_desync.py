@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from midwatch.supervise.desync import LEARN_STEPS, CountComparer
+from midwatch.supervise.desync import LEARN_STEPS, CountComparer, Milestones
 from midwatch.supervise.wire import Differ
 
 
@@ -67,3 +67,25 @@ def test_a_rank_whose_reports_come_late_is_compared_at_the_same_step(lag: int) -
 
 def test_nothing_is_said_before_the_group_is_known() -> None:
     assert feed(in_step(LEARN_STEPS, skipped_at=2)) == []
+
+
+@pytest.mark.parametrize("step_ms", [3, 10, 50, 400, 4000])
+@pytest.mark.parametrize("phase_ms", [0, 130, 500, 990])
+def test_nodes_that_report_at_different_moments_meet_whatever_a_step_takes(step_ms: int, phase_ms: int) -> None:
+    """Two agents look every 50 ms and report every second, the second one a bit later; then one rank skips one."""
+    comparer, found = CountComparer(1), None
+    notes = (Milestones(), Milestones())
+    skipped_at = 40_000 // step_ms
+    for now_ms in range(0, 100_000, 10):
+        newest = now_ms // step_ms
+        for node in range(2):
+            counts = [(s, s - (node == 1 and s > skipped_at)) for s in range(max(0, newest - 7), newest + 1)]
+            if now_ms % 50 == 0:
+                marks = [(s, s - (node == 1 and s > skipped_at)) for s in range(newest // 16 * 16, 0, -16)][:2]
+                notes[node].note(node, "g", sorted({*marks, *counts}))
+            if (now_ms - node * phase_ms) % 1000 == 0:
+                for count in notes[node].of(node, "g", counts):
+                    found = found or comparer.take(node, "g", [(count.step, count.count)], 2)
+    assert found is not None
+    assert found.step > skipped_at
+    assert (found.step - skipped_at) * step_ms <= 40_000

@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from midwatch.faults import CollectiveCount
+from midwatch.pulse import MARK_EVERY
 from midwatch.supervise.wire import Differ
 
 LEARN_STEPS: Final = 5
@@ -18,6 +20,11 @@ LEARN_STEPS: Final = 5
 _PERSIST_STEPS: Final = 2
 _STEPS_KEPT: Final = 64
 """Of a group: ranks that report later than this are compared at a later step."""
+_STRIDES: Final = (MARK_EVERY, MARK_EVERY**2, MARK_EVERY**3)
+"""Nodes report once a second or less often, each at its own moment: whatever a step takes, from a millisecond to
+minutes, the newest multiple of one of these is still the newest when the slowest of them reports."""
+_NEWEST: Final = 3
+"""Steps that are told besides: long ones meet there at once."""
 
 
 class CountComparer:
@@ -97,3 +104,26 @@ class _Group:
                 self._is_settled = True
                 return at
         return None
+
+
+class Milestones:
+    """What a node tells of its counts, to be compared with other nodes': a few of each group's, and those once.
+
+    The ranks of one node are compared by its agent, so that one rank's numbers stand for all members here.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[int, str], dict[int, tuple[int, int]]] = {}
+
+    def note(self, rank: int, group: str, counts: Iterable[tuple[int, int]]) -> None:
+        """What was read now; (step, count) by step."""
+        kept = self._newest.setdefault((rank, group), {})
+        for step, count in counts:
+            for stride in _STRIDES:
+                if step % stride == 0:
+                    kept[stride] = (step, count)
+
+    def of(self, rank: int, group: str, counts: Iterable[tuple[int, int]]) -> tuple[CollectiveCount, ...]:
+        """The milestones, then the newest steps; ``counts`` is what was read now."""
+        picked = {*self._newest.get((rank, group), {}).values(), *sorted(counts)[-_NEWEST:]}
+        return tuple(CollectiveCount(group, step, count) for step, count in sorted(picked))

@@ -15,8 +15,8 @@ from typing import Final
 from midwatch.config import WatchConfig
 from midwatch.core import SuperviseError
 from midwatch.faults import CollectiveCount
-from midwatch.pulse import MARK_EVERY, Flag, PulseReader, Slot, SlotFile
-from midwatch.supervise.desync import CountComparer
+from midwatch.pulse import Flag, PulseReader, Slot, SlotFile
+from midwatch.supervise.desync import CountComparer, Milestones
 from midwatch.supervise.flight import files_of
 from midwatch.supervise.kernel import oom_kill_count
 from midwatch.supervise.procs import SHM, read_stat
@@ -28,7 +28,6 @@ from midwatch.supervise.watch import IdleWatch, RankWatch
 from midwatch.supervise.wire import Exited, Fact, RankStatus, StartRanks, Suspected
 
 _IDLE_LOOK_NS: Final = 1_000_000_000
-_NEWEST: Final = 3
 _NOT_STARTED: Final = 127
 """The shell's code for "command not found": reported when a rank could not even be executed."""
 
@@ -92,6 +91,7 @@ class LocalAttempt:
         self.is_warm = False
         """Its ranks were forked from the parked process."""
         self._comparer = CountComparer(start.attempt) if config.detect.collectives else None
+        self._milestones = Milestones()
         self._oom_base = oom_kill_count(os.getpid())
         run_dir = Path(setup.run_dir)
         self.ranks = [
@@ -185,6 +185,7 @@ class LocalAttempt:
         members = Counter(group.digest for groups in found.values() for group in groups)
         for rank, groups in found.items():
             for group in groups:
+                self._milestones.note(rank, group.digest, group.counts)
                 # With one member here there is nothing to compare: the coordinator does, across nodes.
                 if (count := members[group.digest]) > 1:
                     differ = self._comparer.take(rank, group.digest, group.counts, count)
@@ -246,16 +247,21 @@ class LocalAttempt:
 
     def statuses(self) -> tuple[RankStatus, ...]:
         now_ns = time.monotonic_ns()
-        return tuple(_status(proc, self.slot(proc), now_ns, self._news_of(proc)) for proc in self.ranks)
+        news = self._news()
+        return tuple(_status(proc, self.slot(proc), now_ns, news.get(proc.rank, ())) for proc in self.ranks)
 
-    def _news_of(self, proc: RankProc) -> tuple[CollectiveCount, ...]:
-        """For the comparison across nodes: the newest steps, and the last one where all nodes can meet."""
-        if self._comparer is None or len(self.ranks) == self.start.world_size:
-            return ()
-        found = self.counts(proc)
-        groups = {count.group: [c for c in found if c.group == count.group] for count in found}
-        marks = (count for count in found if count.step % MARK_EVERY == 0)
-        return tuple(dict.fromkeys((*marks, *(c for counts in groups.values() for c in counts[-_NEWEST:]))))
+    def _news(self) -> dict[int, tuple[CollectiveCount, ...]]:
+        """For the comparison across nodes, by rank; each group once, for this node's members are compared here."""
+        if self._comparer is None or self._reader is None or len(self.ranks) == self.start.world_size:
+            return {}
+        told: set[str] = set()
+        news: dict[int, tuple[CollectiveCount, ...]] = {}
+        for proc in self.ranks:
+            groups = [group for group in self._reader.counts(proc.local_rank) if group.digest not in told]
+            told.update(group.digest for group in groups)
+            mine = (self._milestones.of(proc.rank, group.digest, group.counts) for group in groups)
+            news[proc.rank] = tuple(count for counts in mine for count in counts)
+        return news
 
     def facts(self) -> list[Fact]:
         """Everything a coordinator that remembers nothing must be told again."""

@@ -27,6 +27,9 @@ from typing import Any
 _MESSAGE_BYTES = 1 << 20
 _FDS = 250
 """The kernel passes at most 253 descriptors in one message."""
+_TRIAL_S = 1.0
+_HEAD_START_S = 0.03
+"""Rank 0 opens the store that the others connect to: one that finds nobody there tries again half a second later."""
 _REPARENT_S = 5.0
 """For the in-between process to end, which takes a millisecond."""
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/infiniband")
@@ -71,12 +74,14 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
             failed += 1
     gc.collect()
     gc.freeze()  # the collector must not touch, and so copy, what all ranks share
+    if thread_count() > 1:
+        stop_threads_that_can()
     return {"refused": unsafe(), "modules": len(sys.modules), "failed": failed, "memory_mb": memory_mb()}
 
 
 def unsafe() -> str:
     """Why a fork of this process would not be safe; empty when it is."""
-    threads = len(os.listdir("/proc/self/task"))
+    threads = thread_count()
     if threads > 1:
         return f"an import started {threads - 1} thread(s)"
     for fd in os.listdir("/proc/self/fd"):
@@ -88,6 +93,24 @@ def unsafe() -> str:
     if torch is not None and torch.cuda.is_initialized():
         return "an import initialized the GPU"
     return ""
+
+
+def thread_count() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def stop_threads_that_can() -> None:
+    """Libraries that are made for it (OpenBLAS) end their threads at a fork; this one's child ends at once."""
+    trial = os.fork()
+    if trial == 0:
+        os._exit(0)
+    end = time.monotonic() + _TRIAL_S
+    while os.waitpid(trial, os.WNOHANG)[0] == 0:
+        if time.monotonic() > end:
+            os.kill(trial, signal.SIGKILL)
+            os.waitpid(trial, 0)
+            return
+        time.sleep(0.001)
 
 
 def memory_mb() -> int:
@@ -152,9 +175,12 @@ def become(number: int, request: dict[str, Any], fds: list[int], channel: socket
     if env.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
     numpy = sys.modules.get("numpy")
-    if numpy is not None:
+    if numpy is not None and "numpy.random" in sys.modules:
         numpy.random.seed()  # its generator was seeded before the fork: ranks would draw the same numbers
-    run(request["kind"], request["target"], request["arguments"], is_safe_path=request["is_safe_path"])
+    if env["RANK"] != "0":
+        time.sleep(_HEAD_START_S)
+    is_safe_path = request["is_safe_path"] or bool(env.get("PYTHONSAFEPATH"))
+    run(request["kind"], request["target"], request["arguments"], is_safe_path=is_safe_path)
 
 
 def run(kind: str, target: str, arguments: list[str], *, is_safe_path: bool) -> None:

@@ -8,12 +8,13 @@ from typing import Final
 
 from midwatch.supervise.ranks import LocalAttempt
 from midwatch.supervise.spawn import NodeSetup
-from midwatch.supervise.warm import Parked, is_settled, wanted_modules
+from midwatch.supervise.warm import Parked
+from midwatch.supervise.warm_modules import age_s, mapped_packages, noted_modules
 
 _LOOK_NS: Final = 500_000_000
-_SETTLED_S: Final = 20.0
-"""A script that does not tell when its first step is done has, by then, imported its libraries or waits for something
-else; what it imports later is imported by each rank itself."""
+_SETTLED_S: Final = 5.0
+"""A script that does not tell when its first step is done, and has mapped no further package for so long, has imported
+its libraries or waits for something else; what it imports later is imported by each rank itself."""
 
 
 class Parking:
@@ -28,6 +29,8 @@ class Parking:
     def __init__(self, setup: NodeSetup, say: Callable[[str, str], None], spared: set[int]) -> None:
         self._run_dir = Path(setup.run_dir)
         self._looked_ns = 0
+        self._seen: tuple[int, list[str]] = (0, [])
+        self._seen_ns = 0
         self.parked = Parked(setup.command, say, spared)
 
     def look(self, attempt: LocalAttempt, now_ns: int) -> None:
@@ -39,14 +42,24 @@ class Parking:
             self.parked.look()
             return
         alive = [proc for proc in attempt.ranks if proc.is_alive]
-        if len(alive) < len(attempt.ranks) or not self._is_time(attempt):
+        if len(alive) < len(attempt.ranks):
             return
-        modules = wanted_modules(self._run_dir, attempt.setup.node, [proc.pid for proc in alive])
+        modules = self._modules(attempt, now_ns)
         if modules:
             self.parked.park(modules, attempt.environment(alive[0]))
 
-    def _is_time(self, attempt: LocalAttempt) -> bool:
-        slots = [(proc, attempt.slot(proc)) for proc in attempt.ranks]
-        if any(slot.is_attached for _, slot in slots):
-            return all(slot.steps_done > 0 for _, slot in slots)
-        return all(is_settled(proc.pid, _SETTLED_S) for proc, _ in slots)
+    def _modules(self, attempt: LocalAttempt, now_ns: int) -> list[str]:
+        """What to import; empty until the ranks have."""
+        slots = [attempt.slot(proc) for proc in attempt.ranks]
+        if all(slot.steps_done > 0 for slot in slots):
+            noted = noted_modules(self._run_dir, attempt.setup.node)
+            if noted:
+                return noted
+        elif any(slot.is_attached for slot in slots):
+            return []
+        pid = attempt.ranks[0].pid
+        found = mapped_packages(pid)
+        if (pid, found) != self._seen:
+            self._seen, self._seen_ns = (pid, found), now_ns
+        is_settled = now_ns - self._seen_ns > _SETTLED_S * 1e9 and age_s(pid) > _SETTLED_S
+        return found if is_settled else []

@@ -19,10 +19,12 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from midwatch.supervise.procs import ATTEMPT_VARIABLE, die_with_parent, read_stat
+from midwatch.supervise.procs import ATTEMPT_VARIABLE, die_with_parent
 
 _FLAGS_WITH_VALUE: Final = ("-W", "-X", "--check-hash-based-pycs")
-_NOT_FLAGS: Final = ("-c", "-", "-i", "-h", "-V", "--help", "--version")
+_NOT_FLAGS: Final = ("-", "--help", "--version")
+_NOT_LETTERS: Final = frozenset("cmihV?")
+"""Of flags written together (``-um``), these need more than is understood here."""
 _PREPARE_S: Final = 120.0
 """For the imports on a slow network mount; nothing waits for them."""
 _FORK_S: Final = 2.0
@@ -31,18 +33,6 @@ _MOST_RANKS: Final = 100
 _ATTEMPT_ROOM: Final = " " * 12
 """The parked process's own environment holds so much room for the number of the attempt."""
 _RANK_ONLY: Final = ("RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FILE", "MIDWATCH_PULSE")
-_TORCH_TOO: Final = (
-    "torch.distributed",
-    "torch.distributed.device_mesh",
-    "torch.distributed.tensor",
-    "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
-    "torch.nn.parallel",
-    "torch.utils.data",
-    "torch.optim",
-    "torch._dynamo",
-)
-"""What training scripts import late, ``torch._dynamo`` in the first optimizer step: half of a cold start."""
 
 
 class PythonCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +65,8 @@ def parse_command(command: Sequence[str]) -> PythonCommand | None:
             target = next(words, "")
             return _command(command[0], flags, "module", target, words)
         elif word.startswith("-"):
+            if not word.startswith(("-W", "-X", "--")) and not _NOT_LETTERS.isdisjoint(word[1:]):
+                return None
             flags.append(word)
         else:
             return _command(command[0], flags, "script", word, words)
@@ -131,6 +123,7 @@ class Parked:
     def __init__(self, command: Sequence[str], say: Callable[[str, str], None], spared: set[int]) -> None:
         self._shown = list(command)
         self._command = parse_command(command)
+        self._is_told = False
         self._say = say
         self._spared = spared
         self._process: subprocess.Popen[bytes] | None = None
@@ -141,7 +134,10 @@ class Parked:
 
     @property
     def is_wanted(self) -> bool:
-        """There is something to park and nothing parked yet."""
+        """There is something to park and nothing parked yet. Says once why not, where that was never possible."""
+        if self._command is None and not self._is_told:
+            self._is_told = True
+            self._say("restarts are cold: only `python script.py` and `python -m module` can be prepared", "info")
         return self._command is not None and self._process is None
 
     def park(self, modules: Sequence[str], env: Mapping[str, str]) -> None:
@@ -263,44 +259,5 @@ class Parked:
     def _give_up(self, why: str) -> None:
         """For the rest of this launcher: what was unsafe once is so again."""
         self.close()
-        self._command = None
+        self._command, self._is_told = None, True
         self._say(f"restarts are cold: {why}", "warning")
-
-
-def wanted_modules(run_dir: Path, node: str, pids: Sequence[int]) -> list[str]:
-    """What to import: what the library noted at its first step, else what the ranks' memory maps tell."""
-    noted = run_dir / "supervisor" / f"imports-{node}.json"
-    with contextlib.suppress(OSError, ValueError):
-        modules = json.loads(noted.read_bytes())["modules"]
-        return [name for name in modules if isinstance(name, str)]
-    for pid in pids:
-        found = _mapped_packages(pid)
-        if found:
-            return found
-    return []
-
-
-def _mapped_packages(pid: int) -> list[str]:
-    """Top-level packages whose shared libraries a process has mapped; torch first, with what it imports late."""
-    try:
-        text = Path(f"/proc/{pid}/maps").read_text(errors="replace")
-    except OSError:
-        return []
-    found: dict[str, None] = {}
-    for line in text.splitlines():
-        for marker in ("/site-packages/", "/dist-packages/"):
-            place, at, rest = line.partition(marker)
-            name = rest.split("/")[0]
-            if place and at and "/" in rest and name.isidentifier() and not name.startswith("_"):
-                found[name] = None
-    names = list(found)
-    return [*names, *(_TORCH_TOO if "torch" in found else ())]
-
-
-def is_settled(pid: int, seconds: float) -> bool:
-    """A rank that has lived so long has imported what it needs."""
-    stat = read_stat(pid)
-    if stat is None:
-        return False
-    uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-    return uptime_s - stat.start_ticks / os.sysconf("SC_CLK_TCK") > seconds

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from faults_cases import alive
 
-from midwatch.config import RestartConfig, WatchConfig
+from midwatch.config import GradeConfig, IsolateConfig, RestartConfig, WatchConfig
 from midwatch.faults import Evidence, RankEvidence
 from midwatch.supervise.decide import Rules, Supervisor
 from midwatch.supervise.messages import (
@@ -41,11 +41,19 @@ class Drive:
     def __init__(self, nnodes: int = 1, nproc: int = 2, supervisor: Supervisor | None = None, **config: Any) -> None:
         watch = {k: v for k, v in config.items() if k in WatchConfig.__struct_fields__}
         restart = {k: v for k, v in config.items() if k in RestartConfig.__struct_fields__}
+        grade = {k: v for k, v in config.items() if k in GradeConfig.__struct_fields__}
+        rules = Rules(
+            watch=WatchConfig(**watch),
+            restart=RestartConfig(**restart),
+            grade=GradeConfig(**grade),
+            isolate=IsolateConfig(gate=config.get("gate", False)),
+            can_probe=True,
+            topology=config.get("topology", ()),
+            max_nodes=config.get("max_nodes", 0),
+        )
         self.clock = FakeClock()
         self.nnodes, self.nproc = nnodes, nproc
-        self.supervisor = supervisor or Supervisor(
-            "r1", nnodes, Rules(watch=WatchConfig(**watch), restart=RestartConfig(**restart))
-        )
+        self.supervisor = supervisor or Supervisor("r1", nnodes, rules)
         self.said: list[Instruction] = []
         self.events: list[Event] = []
         self.count = 0

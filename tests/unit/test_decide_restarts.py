@@ -354,8 +354,8 @@ def test_a_spare_replaces_a_node_that_cannot_be_cleaned() -> None:
     assert launch.placements == (Placement("n5", (0,)),)
 
 
-def test_a_fleet_wide_fault_waits_the_longest_backoff() -> None:
-    drive = Drive(nnodes=4, nproc=1, backoff_s=(0.0, 300.0)).running()
+def test_a_fleet_wide_fault_is_held_not_restarted() -> None:
+    drive = Drive(nnodes=4, nproc=1).running()
     for n in range(3):
         drive.lose(f"n{n}")
     drive.answer()
@@ -363,8 +363,8 @@ def test_a_fleet_wide_fault_waits_the_longest_backoff() -> None:
     drive.gone("n3")
     for n in range(3):
         drive.join(f"n{n}", agent=f"n{n}-a2")
-    assert drive.state == "backing_off"
-    assert kinds(drive.pass_time(300)) == ["LaunchAttempt"]
+    assert drive.state == "held"
+    assert "LaunchAttempt" not in kinds(drive.pass_time(3600))
 
 
 def test_the_incident_of_a_script_without_steps_closes_when_it_lives() -> None:

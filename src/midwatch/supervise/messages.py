@@ -162,6 +162,8 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     probe: str
     status: Literal["ok", "warn", "fail", "unknown"]
     text: str = ""
+    is_blind: bool = False
+    """With ``unknown``: it can never see here (no permission, no such file), so this says nothing about the node."""
 
 
 class NodesProbed(_Event, frozen=True, kw_only=True):

@@ -6,6 +6,10 @@ from midwatch.supervise.decide import stopping
 from midwatch.supervise.decide.core import Core
 
 
+def _asks(core: Core) -> bool:
+    return core.hold is not None and core.hold.by == "rule" and core.rules.can_probe
+
+
 def check(core: Core) -> None:
     """Assert what must hold between two events."""
     memory = core.memory
@@ -28,6 +32,12 @@ def check(core: Core) -> None:
     if core.state == "backing_off":
         assert "backoff" in core.timers, "an unbounded back-off"
     if core.state == "waiting" and core.roster.nodes:
-        assert "join" in core.timers, "an unbounded wait for nodes"
+        assert "join" in core.timers or "gate" in core.timers, "an unbounded wait for nodes"
+    assert ("gate" in core.timers) == (core.gate is not None), "a gate that nobody closes"
+    assert core.gate is None or core.state == "waiting", "a gate where nothing is to start"
+    if core.state == "held":
+        assert core.hold is not None, "held by nobody"
+        assert not _asks(core) or "probe" in core.timers, "a hold that nobody looks after"
+        assert core.rules.grade.hold_max_s == 0 or "hold_max" in core.timers, "an unbounded hold"
     if core.state == "finished":
         assert not core.timers, "something is still to come"

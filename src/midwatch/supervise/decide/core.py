@@ -14,6 +14,8 @@ from midwatch.supervise.decide.model import (
     TRAINING,
     TRANSITIONS,
     Attempt,
+    Gate,
+    Hold,
     Incident,
     Outcome,
     State,
@@ -25,7 +27,21 @@ from midwatch.supervise.decide.rules import Rules
 from midwatch.supervise.decide.story import InvalidTransition, Story
 from midwatch.supervise.messages import Event, Finish, Instruction, Record, Say, WakeAt
 
-Timer = Literal["join", "resume", "settle", "evidence", "second_look", "recheck", "gone", "backoff", "leave", "alive"]
+Timer = Literal[
+    "join",
+    "resume",
+    "settle",
+    "evidence",
+    "second_look",
+    "recheck",
+    "gone",
+    "backoff",
+    "leave",
+    "alive",
+    "gate",
+    "probe",
+    "hold_max",
+]
 
 STORY_LENGTH = 400
 
@@ -62,10 +78,22 @@ class Core:
         """Ranks were asked to save and exit by themselves."""
         self.outcome: Outcome | None = None
         """How the run will end when the ranks are gone; set at judgement, carried out after the sweep."""
-        self.is_held = False
-        """The next launch waits for ``memory.hold_s``."""
+        self.hold: Hold | None = None
+        """No launch while this is set; the state is ``held`` once no ranks run."""
+        self.gate: Gate | None = None
+        """Its ``gate`` timer is armed exactly while this is set."""
+        self.doubtful: set[str] = set()
+        """Nodes to be probed before ranks start on them again."""
+        self.passed: set[str] = set()
+        """Nodes whose gate is behind them for the next launch."""
+        self.exclusions: list[int] = []
+        """When nodes were left out by rule."""
+        self.questions = 0
+        """Probes asked for so far; part of a question's id."""
         self.returning: int = 0
         """After a restart of the coordinator: the attempt whose ranks may still run; 0 once that is settled."""
+        self.has_moved = False
+        """The node that hosted the coordinator is gone, and its ranks with it: do not wait long for it."""
         self.deferred: list[Event] = []
         """Reports about ``returning`` that came before all nodes were back."""
         self.timers: dict[Timer, int] = {}

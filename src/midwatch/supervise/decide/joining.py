@@ -83,8 +83,8 @@ def _settle_in(core: Core) -> None:
         launching.proceed(core)
         return
     if "join" not in core.timers:
-        core.arm("join", core.restart.join_timeout_s)
-    if not core.roster.is_complete:
+        core.arm("join", core.watch.agent_timeout_s / 2 if core.has_moved else core.restart.join_timeout_s)
+    if not _have_all_returned(core):
         return
     attempt = core.attempt
     assert attempt is not None
@@ -98,6 +98,12 @@ def _settle_in(core: Core) -> None:
             launching.proceed(core)
         return
     _take_up(core, gone)
+
+
+def _have_all_returned(core: Core) -> bool:
+    """Every node of the attempt that may still run is back."""
+    attempt = core.attempt
+    return attempt is not None and all(core.roster.is_usable(name) for name in attempt.nodes)
 
 
 def _take_up(core: Core, gone: list[str]) -> None:
@@ -120,12 +126,28 @@ def _runs(core: Core, name: str, attempt: int) -> bool:
     return node is not None and node.is_live and node.running_attempt == attempt
 
 
+def _returned(core: Core) -> int:
+    assert core.attempt is not None
+    return sum(core.roster.is_usable(name) for name in core.attempt.nodes)
+
+
+def _has_majority(core: Core) -> bool:
+    """Half is enough: whoever decides here holds the lock of the run folder, which no one else can hold."""
+    assert core.attempt is not None
+    return 2 * _returned(core) >= len(core.attempt.nodes)
+
+
 def join_timed_out(core: Core) -> None:
     """Go on with those that came back, or give up."""
     if core.state != "waiting":
         return
     attempt = core.attempt
-    if launching.has_returned(core) and attempt is not None:
+    if core.returning and core.has_moved and attempt is not None and not _has_majority(core):
+        core.arm("join", core.watch.agent_timeout_s)
+        core.say(
+            f"only {_returned(core)} of {len(attempt.nodes)} nodes are here: not restarting from the minority", "error"
+        )
+    elif launching.has_returned(core) and attempt is not None:
         _take_up(core, [name for name in attempt.nodes if not _runs(core, name, attempt.number)])
     elif core.stop is not None:
         stopping.finish_on_request(core)

@@ -6,7 +6,7 @@ import msgspec
 
 from midwatch.core import CODES, format_seconds
 from midwatch.faults import Evidence, RankEvidence, ResumeReport, Verdict, class_of, judge
-from midwatch.supervise.decide import incidents, stopping
+from midwatch.supervise.decide import holding, incidents, stopping
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import SECOND, Attempt, Incident, Outcome, Watching
 from midwatch.supervise.messages import EvidenceGathered, WriteVerdict
@@ -125,7 +125,8 @@ def _convict(core: Core, incident: Incident, evidence: Evidence, verdict: Verdic
     is_restart = core.outcome is None and core.stop is None
     if is_restart:
         memory.grant_restart(is_counted=class_of(verdict.fault_class).is_counted)
-        core.is_held = verdict.action == "hold"
+        if verdict.action == "hold":
+            holding.want(core, "rule", verdict.summary)
     core.record(
         "fault.judged",
         step=verdict.step,
@@ -180,6 +181,8 @@ def _what_next(core: Core, is_restart: bool) -> str:
     if not is_restart:
         return "the run was asked to stop"
     used, most = core.memory.restarts_used, core.restart.max_restarts
-    wait_s = core.memory.hold_s if core.is_held else core.memory.backoff_s
+    if core.hold is not None:
+        return "holding: nothing is restarted until the cause has passed"
+    wait_s = core.memory.backoff_s
     when = f"in {format_seconds(wait_s)}" if wait_s else "now"
     return f"restarting {when} from the newest verified checkpoint ({used} of {most} restarts without progress)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from midwatch.core import CODES
+from midwatch.supervise.decide import gating, holding
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import Attempt, Outcome
 from midwatch.supervise.messages import LaunchAttempt
@@ -10,15 +11,33 @@ from midwatch.supervise.messages import LaunchAttempt
 
 def proceed(core: Core) -> None:
     """Launch when every place is held by a clean node; otherwise wait for that, bounded by ``join_timeout_s``."""
+    if core.hold is not None:
+        holding.enter(core)
+        return
     core.roster.fill_holes()
     if core.roster.is_complete and core.roster.is_clean:
-        launch(core)
+        if gating.is_open(core):
+            launch(core)
+        elif core.state != "waiting":
+            core.move("waiting")
         return
-    if core.state == "backing_off":
+    if core.state != "waiting":
         core.move("waiting")
         core.say(f"waiting for nodes: {core.roster.usable_places} of {core.roster.nnodes} are ready")
     if "join" not in core.timers:
-        core.arm("join", core.restart.join_timeout_s)
+        core.arm("join", wait_s(core))
+
+
+def wait_s(core: Core) -> float:
+    """How long to wait for nodes: all of them at first, a replacement later."""
+    return core.restart.spare_wait_s if core.launches else core.restart.join_timeout_s
+
+
+def go_on(core: Core) -> None:
+    """Something that stood in the way may be gone: a hold, a gate, a node left out."""
+    is_free = core.state == "held" and core.hold is None
+    if is_free or (core.state == "waiting" and not core.returning):
+        proceed(core)
 
 
 def launch(core: Core) -> None:
@@ -28,7 +47,8 @@ def launch(core: Core) -> None:
     core.launches += 1
     core.incidents = 0
     core.returning = 0
-    core.is_held = False
+    core.doubtful.clear()
+    core.passed.clear()
     attempt = core.attempt
     if core.recovering is not None:
         core.cause = core.recovering.cause
@@ -84,12 +104,14 @@ def give_up_waiting(core: Core) -> None:
     ready, wanted = core.roster.usable_places, core.roster.nnodes
     missing = ", ".join(name for name in core.roster.places if not core.roster.is_usable(name))
     busy = ", ".join(name for name in core.roster.places if _is_busy(core, name))
-    sentence = f"{ready} of {wanted} nodes joined within {core.restart.join_timeout_s:g} s"
+    is_lost = core.launches > 0
+    sentence = f"{ready} of {wanted} nodes {'are left' if is_lost else 'joined'} within {wait_s(core):g} s"
     if missing:
         sentence += f"; missing: {missing}"
     if busy:
         sentence += f"; still holding an old attempt: {busy}"
-    core.finish(Outcome(exit_code=CODES["SV106"].exit_code, error="SV106", sentence=sentence, cause=core.cause))
+    error = "SV114" if is_lost else "SV106"
+    core.finish(Outcome(exit_code=CODES[error].exit_code, error=error, sentence=sentence, cause=core.cause))
 
 
 def _is_busy(core: Core, name: str) -> bool:

@@ -34,6 +34,8 @@ class Memory:
         self.failed_step: int | None = None
         """The step of the newest failure; progress counts beyond it."""
         self.verified_step: int | None = None
+        self.node_faults: dict[str, int] = {}
+        """Node -> faults it caused since the last progress."""
         self.series_life_s = 0.0
         """The longest life of an attempt in the current series of failures."""
         self.longest_life_s = 0.0
@@ -54,11 +56,6 @@ class Memory:
         if not steps:
             return 0.0
         return steps[min(max(self.restarts_in_a_row - 1, 0), len(steps) - 1)]
-
-    @property
-    def hold_s(self) -> float:
-        """The wait before trying again when the whole fleet is ill: the longest back-off."""
-        return max(self.config.backoff_s, default=0.0)
 
     def weigh_life(self, lived_s: float, *, has_steps: bool) -> None:
         """An attempt failed after ``lived_s``; without steps a long life starts a new series of failures."""
@@ -85,20 +82,22 @@ class Memory:
         # One step of tolerance: at the same batch two ranks may be caught on either side of the boundary.
         if self.failed_step is not None and step <= self.failed_step + 1:
             return False
-        return self._refill()
+        return self.refill()
 
     def note_verified(self, step: int) -> bool:
         """A checkpoint of ``step`` became verified; True when that refilled a used budget."""
         if self.verified_step is not None and step <= self.verified_step:
             return False
         self.verified_step = step
-        return self._refill()
+        return self.refill()
 
-    def _refill(self) -> bool:
+    def refill(self) -> bool:
+        """A clean start; True when something had been used."""
         was_used = bool(self.restarts_used or self.history)
         self.restarts_used = 0
         self.restarts_in_a_row = 0
         self.history.clear()
+        self.node_faults.clear()
         self.failed_step = None
         self.series_life_s = 0.0
         return was_used

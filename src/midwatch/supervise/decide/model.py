@@ -9,7 +9,7 @@ import msgspec
 from midwatch.faults import Trigger, Verdict
 from midwatch.supervise.messages import Placement, RankResumed
 
-State = Literal["waiting", "starting", "running", "judging", "stopping", "backing_off", "finished"]
+State = Literal["waiting", "starting", "running", "judging", "stopping", "backing_off", "held", "finished"]
 
 SECOND = 1_000_000_000
 
@@ -20,15 +20,20 @@ TRAINING: tuple[State, ...] = ("starting", "running")
 """States in which a fault opens an incident."""
 
 TRANSITIONS: dict[State, tuple[State, ...]] = {
-    "waiting": ("starting", "running", "finished"),
+    "waiting": ("starting", "running", "held", "finished"),
     "starting": ("running", "judging", "stopping", "finished"),
     "running": ("judging", "stopping", "finished"),
     "judging": ("starting", "running", "stopping"),
-    "stopping": ("backing_off", "finished"),
-    "backing_off": ("starting", "waiting", "finished"),
+    "stopping": ("backing_off", "held", "finished"),
+    "backing_off": ("starting", "waiting", "held", "finished"),
+    "held": ("starting", "waiting", "finished"),
     "finished": (),
 }
-"""waiting -> running is a restarted coordinator finding its ranks alive; judging -> running is a near-miss."""
+"""waiting -> running is a restarted coordinator finding its ranks alive; judging -> running is a near-miss.
+
+held: no ranks run and none start, until good probes or a person end it. A hold that is asked for while ranks train
+takes effect when they are gone; the gate (probes before ranks start on a doubtful node) is passed in ``waiting``.
+"""
 
 
 class Exit(msgspec.Struct, frozen=True):
@@ -125,6 +130,28 @@ class StopWish(msgspec.Struct, kw_only=True):
     cause: str
     count: int = 1
     """Asking again shortens the grace."""
+
+
+class Hold(msgspec.Struct, kw_only=True):
+    """No launch until it is ended."""
+
+    by: Literal["person", "rule"]
+    """A person's hold ends by a person only; ours also by good probes."""
+    reason: str
+    cause: str
+    began_ns: int | None = None
+    """When the run came to stand still for it; None while ranks still train."""
+    green_rounds: int = 0
+    """Rounds of good probes in a row."""
+    question: str = ""
+    """Of the probes in flight; empty between two rounds."""
+
+
+class Gate(msgspec.Struct, kw_only=True):
+    """Probes that are waited for before the next launch."""
+
+    question: str
+    nodes: tuple[str, ...]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,8 +31,10 @@ class Roster:
     def __init__(self, nnodes: int) -> None:
         self.nnodes = nnodes
         self.nodes: dict[str, Node] = {}
+        self.excluded: set[str] = set()
+        """Names, of nodes that may not even have joined yet, that get no ranks."""
         self.places: list[str] = []
-        """Node names by place. A lost node keeps its place until a spare or a newcomer takes it."""
+        """Node names by place. A lost or excluded node keeps its place until a spare or a newcomer takes it."""
 
     def join(self, event: NodeJoined) -> Arrival:
         """Take the registration in and say what kind of arrival it is."""
@@ -52,7 +54,7 @@ class Roster:
             # A repeated registration may have been sent before the launch reached the agent: what we know is newer.
             node.running_attempt = known.running_attempt or event.running_attempt
             return "again"
-        if event.node not in self.places:
+        if event.node not in self.places and event.node not in self.excluded:
             self._take_place(event.node)
         return "new" if event.node in self.places else "spare"
 
@@ -76,7 +78,7 @@ class Roster:
 
     def is_usable(self, name: str) -> bool:
         node = self.nodes.get(name)
-        return node is not None and node.is_live and not node.is_unusable
+        return node is not None and node.is_live and not node.is_unusable and name not in self.excluded
 
     def fill_holes(self) -> None:
         """Give the places of lost or unusable nodes to spares, in order of joining."""
@@ -85,6 +87,8 @@ class Roster:
         for place, holder in enumerate(self.places):
             if spares and not self.is_usable(holder):
                 self.places[place] = spares.pop(0)
+        while spares and len(self.places) < self.nnodes:
+            self.places.append(spares.pop(0))
 
     @property
     def usable_places(self) -> int:

@@ -16,5 +16,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     isolate: IsolateConfig = IsolateConfig()
     max_nodes: int = 0
     """Nodes beyond those that train wait as spares, up to this many in all; 0: none beyond."""
+    can_probe: bool = False
+    """Agents answer ``ProbeNodes``; without that there is no gate, and a hold of ours ends by a person only."""
     topology: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """(node, domains it shares with others), as ``faults.Evidence`` has it."""

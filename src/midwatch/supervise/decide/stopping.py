@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midwatch.core import CODES, format_seconds
-from midwatch.supervise.decide import launching
+from midwatch.supervise.decide import holding, launching
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import Outcome, StopWish
 from midwatch.supervise.messages import (
@@ -46,7 +46,7 @@ def ranks_gone(core: Core, event: RanksGone) -> None:
     if node is None or node.running_attempt != event.attempt:
         core.set_aside("nothing of that attempt was expected there")
         return
-    if core.state not in ("stopping", "waiting", "backing_off"):
+    if core.state not in ("stopping", "waiting", "backing_off", "held"):
         core.set_aside("nobody asked; the ranks' own exits count")
         return
     node.running_attempt = 0
@@ -91,8 +91,11 @@ def settle(core: Core) -> None:
         core.finish(outcome)
         return
     core.recovering, core.incident = core.incident or core.recovering, None
+    if core.hold is not None:
+        holding.enter(core)
+        return
     core.move("backing_off")
-    wait_s = core.memory.hold_s if core.is_held else core.memory.backoff_s
+    wait_s = core.memory.backoff_s
     if wait_s <= 0:
         launching.proceed(core)
         return
@@ -172,7 +175,7 @@ def stop_requested(core: Core, event: StopRequested) -> None:
     if core.state == "waiting" and core.returning:
         # Whether ranks run that can still save is known once their agents are back; a live agent takes a second.
         core.arm("join", min(core.restart.join_timeout_s, core.watch.agent_timeout_s))
-    elif core.state in ("waiting", "backing_off"):
+    elif core.state in ("waiting", "backing_off", "held"):
         finish_on_request(core)
     elif core.is_training:
         leave(core)

@@ -8,7 +8,19 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from midwatch.supervise.decide import exits, incidents, joining, judging, noted, proof, stopping
+from midwatch.supervise.decide import (
+    exits,
+    gating,
+    holding,
+    incidents,
+    isolation,
+    joining,
+    judging,
+    launching,
+    noted,
+    proof,
+    stopping,
+)
 from midwatch.supervise.decide.check import check
 from midwatch.supervise.decide.core import Core, Timer
 from midwatch.supervise.decide.facts import RunFacts
@@ -20,10 +32,13 @@ from midwatch.supervise.messages import (
     CollectivesDiffer,
     Event,
     EvidenceGathered,
+    HoldRequested,
     Instruction,
+    IsolateRequested,
     LaunchFailed,
     NodeJoined,
     NodeLost,
+    NodesProbed,
     NodeWarned,
     ProgressMade,
     RankExited,
@@ -32,6 +47,8 @@ from midwatch.supervise.messages import (
     RanksGone,
     RanksStarted,
     RankSuspected,
+    ReleaseRequested,
+    ResumeRequested,
     StopRequested,
     Ticked,
 )
@@ -57,14 +74,16 @@ class Supervisor:
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._dropped = 0
         self._was_idle = False
+        self._has_moved = False
 
     @classmethod
-    def restore(cls, run: str, nnodes: int, rules: Rules, facts: RunFacts) -> Supervisor:
+    def restore(cls, run: str, nnodes: int, rules: Rules, facts: RunFacts, *, has_moved: bool = False) -> Supervisor:
         """Pick up after the coordinator died: wait for the agents, then carry on with what they still run."""
         supervisor = cls(run, nnodes, rules, first_attempt=facts.attempt + 1)
         supervisor._facts = facts
         core = supervisor._core
         core.launches = facts.launches
+        core.has_moved = supervisor._has_moved = has_moved
         core.incidents = facts.incidents
         memory = core.memory
         memory.restarts_used = min(facts.restarts_used, rules.restart.max_restarts)
@@ -153,6 +172,8 @@ class Supervisor:
             "nodes_wanted": core.roster.nnodes,
             "restarts_used": memory.restarts_used,
             "max_restarts": core.restart.max_restarts,
+            "held": core.hold.reason if core.hold else None,
+            "excluded": sorted(core.roster.excluded),
             "incident": core.incident.id if core.incident else None,
             "recovering_from": core.recovering.id if core.recovering else None,
             "stop_reason": core.stop.reason if core.stop else None,
@@ -180,6 +201,7 @@ class Supervisor:
             "rules": msgspec.to_builtins(core.rules),
             "first_attempt": self._first_attempt,
             "facts": msgspec.to_builtins(self._facts),
+            "has_moved": self._has_moved,
             "is_complete": self._dropped == 0,
             "events": msgspec.to_builtins(list(self._events)),
             "story": [str(chapter) for chapter in core.story.tell()],
@@ -193,7 +215,9 @@ def replay(dump: Mapping[str, Any]) -> tuple[Supervisor, list[list[Instruction]]
     if facts is None:
         supervisor = Supervisor(dump["run"], dump["nnodes"], rules, dump["first_attempt"])
     else:
-        supervisor = Supervisor.restore(dump["run"], dump["nnodes"], rules, facts)
+        supervisor = Supervisor.restore(
+            dump["run"], dump["nnodes"], rules, facts, has_moved=bool(dump.get("has_moved"))
+        )
     events: list[Event] = msgspec.convert(dump["events"], list[Event])
     return supervisor, [supervisor.handle(event) for event in events]
 
@@ -260,6 +284,21 @@ def _on(kind: type[_E], handler: Callable[[Core, _E], None]) -> tuple[type[Any],
     return kind, handler
 
 
+def _and_go_on(handler: Callable[[Core, _E], None]) -> Callable[[Core, _E], None]:
+    """For what may free the way to the next launch."""
+
+    def handle(core: Core, event: _E) -> None:
+        handler(core, event)
+        launching.go_on(core)
+
+    return handle
+
+
+def _gate_timed_out(core: Core) -> None:
+    gating.timed_out(core)
+    launching.go_on(core)
+
+
 _HANDLERS: dict[type[Any], Callable[[Core, Any], None]] = dict(
     [
         _on(NodeJoined, joining.node_joined),
@@ -276,6 +315,11 @@ _HANDLERS: dict[type[Any], Callable[[Core, Any], None]] = dict(
         _on(CollectivesDiffer, incidents.collectives_differ),
         _on(RankLagged, noted.rank_lagged),
         _on(NodeWarned, noted.node_warned),
+        _on(NodesProbed, _and_go_on(gating.probed)),
+        _on(HoldRequested, holding.hold_requested),
+        _on(ResumeRequested, _and_go_on(holding.resume_requested)),
+        _on(IsolateRequested, _and_go_on(isolation.isolate_requested)),
+        _on(ReleaseRequested, _and_go_on(isolation.release_requested)),
         _on(StopRequested, stopping.stop_requested),
         _on(Ticked, _ticked),
     ]
@@ -292,4 +336,7 @@ _TIMERS: dict[Timer, Callable[[Core], None]] = {
     "backoff": stopping.backed_off,
     "leave": stopping.leave_timed_out,
     "alive": proof.alive_long_enough,
+    "gate": _gate_timed_out,
+    "probe": holding.probe_due,
+    "hold_max": holding.given_up,
 }

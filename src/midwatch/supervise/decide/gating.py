@@ -1,0 +1,78 @@
+"""The gate: probes before ranks start on a node that is suspected, and on a spare that takes over.
+
+Bounded, and never in the way of a run that could train: no answer counts as a pass, with a word about it. A node that
+fails is left out where others can take its place; where none can, the run is held until it is well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from midwatch.supervise.decide import holding, isolation
+from midwatch.supervise.decide.core import Core
+from midwatch.supervise.decide.model import Gate
+from midwatch.supervise.messages import NodesProbed, ProbeNodes, ProbeResult
+
+GATE_S = 15.0
+"""Probes have their own deadlines (5 s each, side by side); beyond this the way to the node itself is stuck."""
+
+
+def is_open(core: Core) -> bool:
+    """Whether ranks may start now; asks for what is still to be known."""
+    if core.gate is not None:
+        return False
+    nodes = _to_probe(core)
+    if not nodes:
+        return True
+    core.questions += 1
+    core.gate = Gate(question=f"gate-{core.next_attempt}-{core.questions}", nodes=nodes)
+    core.disarm("join")
+    core.emit(ProbeNodes(cause=core.cause, question=core.gate.question, nodes=nodes, purpose="gate"))
+    core.arm("gate", GATE_S)
+    return False
+
+
+def _to_probe(core: Core) -> tuple[str, ...]:
+    """Suspects and newcomers of this plan. The first launch asks nobody: the whole fleet would wait for it."""
+    if not (core.rules.isolate.gate and core.rules.can_probe) or core.attempt is None or not core.launches:
+        return ()
+    old = set(core.attempt.nodes)
+    places = core.roster.places
+    return tuple(n for n in places if n not in core.passed and (n in core.doubtful or n not in old))
+
+
+def probed(core: Core, event: NodesProbed) -> None:
+    """The shell's answer to one of our two kinds of questions."""
+    gate = core.gate
+    if gate is None or event.question != gate.question:
+        holding.probed(core, event)
+        return
+    _pass(core, gate, event.results)
+
+
+def timed_out(core: Core) -> None:
+    if core.gate is not None:
+        _pass(core, core.gate, ())
+
+
+def _pass(core: Core, gate: Gate, results: Sequence[ProbeResult]) -> None:
+    core.disarm("gate")
+    core.gate = None
+    if core.recovering is not None:
+        core.cause = core.recovering.cause
+    failed = {result.node: result for result in reversed(results) if result.status == "fail"}
+    known = {result.node for result in results if result.status != "unknown"}
+    unknown = [node for node in gate.nodes if node not in known]
+    core.passed.update(node for node in gate.nodes if node not in failed)
+    core.record("gate.probed", nodes=list(gate.nodes), failed=sorted(failed), unknown=unknown)
+    if unknown:
+        core.say(f"probes of {', '.join(unknown[:4])} did not answer; starting there all the same", "warning")
+    for node, result in failed.items():
+        _refuse(core, node, result)
+
+
+def _refuse(core: Core, node: str, result: ProbeResult) -> None:
+    reason = f"probe {result.probe}: {result.text or 'failed'}"
+    incident = core.recovering.id if core.recovering else ""
+    if not isolation.exclude(core, [node], reason, incident=incident) and core.hold is None:
+        holding.want(core, "rule", f"node {node} is not fit to start on ({reason})")

@@ -1,0 +1,175 @@
+"""The hold: no ranks run and none start. A wide cause is waited out, not restarted into.
+
+A hold of ours ends by ``grade.green_rounds`` good rounds of probes in a row, and only on the side that has most of the
+last attempt's nodes; a person's ends by a person. Either ends the run (SV113) after ``grade.hold_max_s``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from midwatch.core import CODES, format_seconds
+from midwatch.supervise.decide.core import Core
+from midwatch.supervise.decide.model import Hold, Outcome
+from midwatch.supervise.messages import HoldRequested, NodesProbed, ProbeNodes, ProbeResult, ResumeRequested
+
+MAJORITY = 0.5
+"""Less of the last attempt's nodes than this are the smaller side of a partition."""
+
+
+def hold_requested(core: Core, event: HoldRequested) -> None:
+    """What trains goes on; the next launch waits for a person."""
+    if core.hold is not None and core.hold.by == "person":
+        core.set_aside("a person holds it already")
+        return
+    want(core, "person", event.reason)
+    if core.is_live:
+        core.say(f"held on request ({event.reason}): training goes on, but nothing is restarted", "warning")
+    elif core.state == "held":
+        core.disarm("probe")
+        core.say(f"held on request ({event.reason}) until a person lets it go on", "warning")
+    elif not core.returning:
+        enter(core)
+
+
+def want(core: Core, by: Literal["person", "rule"], reason: str) -> None:
+    """No launch from here on."""
+    began_ns = core.hold.began_ns if core.hold is not None else None
+    core.hold = Hold(by=by, reason=reason, cause=core.cause, began_ns=began_ns)
+    core.record("hold.wanted", by=by, reason=reason)
+
+
+def enter(core: Core) -> None:
+    """No ranks are left: stand still."""
+    hold = core.hold
+    assert hold is not None
+    core.disarm("join", "backoff", "gate")
+    core.gate = None
+    core.move("held")
+    core.cause = hold.cause
+    hold.began_ns = core.now_ns
+    core.record("run.held", by=hold.by, reason=hold.reason)
+    if core.rules.grade.hold_max_s > 0:
+        core.arm("hold_max", core.rules.grade.hold_max_s)
+    if hold.by == "person":
+        core.say(f"held on request ({hold.reason}) until a person lets it go on", "warning")
+        return
+    rounds = f"after {core.rules.grade.green_rounds} good rounds of probes, or " if core.rules.can_probe else ""
+    core.say(f"held: {hold.reason}; going on {rounds}when a person says so", "error")
+    _ask(core, hold)
+
+
+def _ask(core: Core, hold: Hold) -> None:
+    """One round: every live node, spares included."""
+    if not core.rules.can_probe:
+        return
+    core.questions += 1
+    hold.question = f"hold-{core.next_attempt}-{core.questions}"
+    nodes = tuple(name for name in core.roster.nodes if core.roster.is_usable(name))
+    if nodes:
+        core.emit(ProbeNodes(cause=core.cause, question=hold.question, nodes=nodes, purpose="hold"))
+    core.arm("probe", core.rules.grade.probe_s)
+
+
+def probe_due(core: Core) -> None:
+    """The next round; one that was never answered was not good."""
+    hold = core.hold
+    if core.state != "held" or hold is None or hold.by == "person":
+        return
+    core.cause = hold.cause
+    if hold.question:
+        _not_green(core, hold, "the probes did not answer")
+    _ask(core, hold)
+
+
+def probed(core: Core, event: NodesProbed) -> None:
+    hold = core.hold
+    if core.state != "held" or hold is None or event.question != hold.question:
+        core.set_aside("an answer nobody waits for")
+        return
+    core.cause = hold.cause
+    hold.question = ""
+    bad = against(core, event.results)
+    if bad:
+        _not_green(core, hold, bad)
+        return
+    hold.green_rounds += 1
+    needed = core.rules.grade.green_rounds
+    core.record("hold.probed", is_good=True, rounds=hold.green_rounds, against="")
+    if hold.green_rounds >= needed:
+        release(core, "probes", f"{needed} good rounds of probes")
+
+
+def _not_green(core: Core, hold: Hold, why: str) -> None:
+    hold.green_rounds = 0
+    core.record("hold.probed", is_good=False, rounds=0, against=why)
+    core.say(f"still held: {why}", "warning")
+
+
+def against(core: Core, results: Sequence[ProbeResult]) -> str:
+    """What speaks against going on; empty for nothing."""
+    if is_minority(core):
+        return f"only {len(members_left(core))} of the {_members(core)} nodes of the last attempt are in reach"
+    bad = [result for result in results if is_bad(result)]
+    if not bad:
+        return "" if results else "no node answered"
+    first = bad[0]
+    more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    return f"node {first.node}, {first.probe}: {first.text or first.status}{more}"
+
+
+def is_bad(result: ProbeResult) -> bool:
+    """During a hold an answer that does not come is a sign, too: hung storage shows itself by silence."""
+    return result.status == "fail" or (result.status == "unknown" and not result.is_blind)
+
+
+def members_left(core: Core) -> list[str]:
+    """Nodes of the last attempt that are in reach."""
+    nodes = core.roster.nodes
+    return [n for n in core.attempt.nodes if n in nodes and nodes[n].is_live] if core.attempt is not None else []
+
+
+def _members(core: Core) -> int:
+    return len(core.attempt.nodes) if core.attempt is not None else 0
+
+
+def is_minority(core: Core) -> bool:
+    """The larger side of a partition may go on without us. (Half of two nodes is the plain loss of one.)"""
+    return len(members_left(core)) < MAJORITY * _members(core)
+
+
+def resume_requested(core: Core, event: ResumeRequested) -> None:
+    """A person takes it upon them: the hold ends, budgets are full again, and no gate is in the way."""
+    if core.memory.refill():
+        core.record("budget.refilled", step=core.attempt.step if core.attempt else None, by="person")
+    if core.hold is None:
+        core.set_aside("not held")
+        return
+    core.passed.update(core.doubtful)
+    release(core, "person", event.reason)
+
+
+def release(core: Core, by: Literal["person", "probes"], reason: str) -> None:
+    """Launch again when the ranks are gone, or now where the run stands still (see ``launching.go_on``)."""
+    hold = core.hold
+    assert hold is not None
+    core.hold = None
+    core.disarm("probe", "hold_max")
+    core.record("hold.ended", by=by, reason=reason)
+    core.say(f"no longer held: {reason}")
+
+
+def given_up(core: Core) -> None:
+    hold = core.hold
+    if core.state != "held" or hold is None:
+        return
+    waited = format_seconds(core.rules.grade.hold_max_s)
+    core.finish(
+        Outcome(
+            exit_code=CODES["SV113"].exit_code,
+            error="SV113",
+            sentence=f"held for {waited} without an end ({hold.reason})",
+            cause=hold.cause,
+        )
+    )

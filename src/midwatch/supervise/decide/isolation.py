@@ -1,0 +1,84 @@
+"""Nodes that are left out: who asked, what it rests on, and how many may go without a person.
+
+An excluded node keeps its agent and can be released; it only gets no ranks. Taking a node out by rule needs two things:
+enough other nodes to go on with, and room below the cap. A wide cause makes many nodes look bad at once, and draining
+a fleet because its storage stalled is the worse fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from midwatch.supervise.decide.core import Core
+from midwatch.supervise.decide.model import SECOND
+from midwatch.supervise.messages import IsolateNode, IsolateRequested, ReleaseNode, ReleaseRequested
+
+CAP_WINDOW_S = 3600.0
+"""``grade.exclude_share`` counts the exclusions of this long."""
+
+
+def isolate_requested(core: Core, event: IsolateRequested) -> None:
+    """A person, or what is known of the machine from earlier jobs: no ranks there from the next attempt on."""
+    if event.node in core.roster.excluded:
+        core.set_aside("left out already")
+        return
+    _leave_out(core, event.node, event.reason, by="person")
+    is_training = core.is_live and core.attempt is not None and event.node in core.attempt.nodes
+    when = "from the next attempt on" if is_training else "from now on"
+    core.say(f"node {event.node} is left out {when}: {event.reason}", "warning")
+
+
+def release_requested(core: Core, event: ReleaseRequested) -> None:
+    if event.node not in core.roster.excluded:
+        core.set_aside("not left out")
+        return
+    core.roster.excluded.discard(event.node)
+    core.memory.node_faults.pop(event.node, None)
+    core.doubtful.add(event.node)
+    core.record("node.released", node=event.node, reason=event.reason)
+    core.emit(ReleaseNode(cause=core.cause, node=event.node, reason=event.reason))
+    core.say(f"node {event.node} may be used again: {event.reason}")
+
+
+def exclude(core: Core, nodes: Sequence[str], reason: str, *, incident: str = "") -> bool:
+    """Leave these nodes out by rule, all or none.
+
+    Returns:
+        Whether that was possible: enough others are there, and the cap of one hour is not passed.
+    """
+    fresh = [node for node in dict.fromkeys(nodes) if node not in core.roster.excluded]
+    if not fresh or not has_others(core, fresh) or len(fresh) > room(core):
+        return False
+    for node in fresh:
+        _leave_out(core, node, reason, by="rule", incident=incident)
+    core.say(f"leaving out {_names(fresh)}: {reason}", "warning")
+    return True
+
+
+def room(core: Core) -> int:
+    """How many more nodes may be left out by rule now."""
+    since = core.now_ns - round(CAP_WINDOW_S * SECOND)
+    core.exclusions = [at_ns for at_ns in core.exclusions if at_ns > since]
+    known = max(core.roster.nnodes, len(core.roster.nodes))
+    return max(1, int(core.rules.grade.exclude_share * known)) - len(core.exclusions)
+
+
+def has_others(core: Core, nodes: Iterable[str]) -> bool:
+    """Enough usable nodes are there without these."""
+    without = set(nodes)
+    usable = sum(core.roster.is_usable(name) for name in core.roster.nodes if name not in without)
+    return usable >= core.roster.nnodes
+
+
+def _leave_out(core: Core, node: str, reason: str, *, by: Literal["person", "rule"], incident: str = "") -> None:
+    core.roster.excluded.add(node)
+    if by == "rule":
+        core.exclusions.append(core.now_ns)
+    core.record("node.isolated", node=node, reason=reason, by=by, incident=incident)
+    core.emit(IsolateNode(cause=core.cause, node=node, reason=reason, incident=incident))
+
+
+def _names(nodes: Sequence[str]) -> str:
+    listed = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+    return f"node{'s' if len(nodes) > 1 else ''} {listed}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from faults_cases import alive
+from faults_cases import alive, dead, victim
 
 from midwatch.faults import CollectiveCount, Evidence, RankEvidence, judge
 
@@ -56,8 +56,8 @@ def counted(number: int, start: int, *per_step: int, first_step: int = 50) -> Ra
 
 def test_of_two_ranks_the_one_that_broke_its_habit_is_certain() -> None:
     fewer = judge(evidence(counted(0, 9, 3, 3, 3, 3, 3), counted(1, 9, 3, 3, 2, 3, 3)))
-    assert (fewer.root_rank, fewer.confidence, fewer.step) == (1, "certain", 53)
-    assert "1 collective fewer than its peers before step 53" in fewer.summary
+    assert (fewer.root_rank, fewer.confidence, fewer.step) == (1, "certain", 52)
+    assert "1 collective fewer than its peers at step 52" in fewer.summary
     more = judge(evidence(counted(0, 9, 3, 3, 3, 3, 3), counted(1, 9, 3, 3, 5, 3, 3)))
     assert (more.root_rank, more.confidence) == (1, "certain")
     assert "2 collectives more" in more.summary
@@ -79,3 +79,22 @@ def test_a_hang_of_a_pipeline_is_not_taken_for_one() -> None:
     ranks = (counted(0, 9, 1, 1, 1, 1), counted(1, 9, 2, 2, 2, 2))
     verdict = judge(Evidence(incident="i", trigger="hang", ranks=ranks, extensions=1))
     assert verdict.fault_class != "collective_mismatch"
+
+
+def test_a_rank_that_received_anothers_data_shows_a_mismatch_not_a_lost_peer() -> None:
+    """Gloo ends the process when the sizes do not fit; its peers then lose their connection."""
+    words = (
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
+        "  what():  [enforce fail at gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 72 vs 4.",
+    )
+    ranks = (victim(0), dead(1, -6, stderr_tail=words), victim(2))
+    verdict = judge(Evidence(incident="i", trigger="exit", ranks=ranks))
+    assert (verdict.fault_class, verdict.confidence) == ("collective_mismatch", "weak")
+
+
+def test_counts_name_the_one_that_skipped_where_another_noticed() -> None:
+    words = ("RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running ALLREDUCE",)
+    history = (counted(0, 9, 1, 1, 1, 1), counted(1, 9, 1, 1, 1, 0))
+    noticed = msgspec.structs.replace(dead(0, -6, stderr_tail=words), counts=history[0].counts)
+    verdict = judge(Evidence(incident="i", trigger="exit", ranks=(noticed, history[1])))
+    assert (verdict.fault_class, verdict.root_rank) == ("collective_mismatch", 1)

@@ -24,8 +24,10 @@ class Jump(msgspec.Struct, frozen=True, kw_only=True):
     """Where the differences between the members of a group changed."""
 
     group: str
+    before: int
+    """The last step that began as usual: in it, or not long after, it happened."""
     step: int
-    """The first step that began out of step."""
+    """The first known one that did not."""
     issued: Mapping[int, int]
     """By rank: collectives since the last step that began as usual."""
     expected: int
@@ -41,7 +43,7 @@ class Jump(msgspec.Struct, frozen=True, kw_only=True):
         """Completes "rank 1 ..."."""
         count = abs(self.issued[rank] - self.expected)
         how = "fewer" if self.issued[rank] < self.expected else "more"
-        return f"went out of step: {count} collective{'s' * (count > 1)} {how} than its peers before step {self.step}"
+        return f"went out of step: {count} collective{'s' * (count > 1)} {how} than its peers"
 
 
 def locate_desync(evidence: Evidence) -> Located:
@@ -77,7 +79,9 @@ def _in_group(group: str, ranks: Sequence[RankEvidence]) -> Jump | None:
     before, step = common[odd_from - 1], common[odd_from]
     issued = {rank: mine[step] - mine[before] for rank, mine in series.items()}
     expected, is_sure = _expected(series, issued, common[0], before, step)
-    return Jump(group=group, step=step, issued=issued, expected=expected, is_sure=is_sure, calm_steps=odd_from)
+    return Jump(
+        group=group, before=before, step=step, issued=issued, expected=expected, is_sure=is_sure, calm_steps=odd_from
+    )
 
 
 def _expected(
@@ -100,7 +104,7 @@ def _located(jump: Jump, ranks: Sequence[RankEvidence]) -> Located:
     by_number = {rank.rank: rank for rank in ranks}
     odd = [by_number[rank] for rank in jump.odd]
     # At the step where it happened: the same again after a restart is then known as the same.
-    root = msgspec.structs.replace(odd[0], step=jump.step)
+    root = msgspec.structs.replace(odd[0], step=jump.before)
     confidence: Confidence = "certain" if jump.is_sure and len(odd) == 1 else "likely"
     lines = (f"rank {n}: {issued} collectives{_at(by_number[n])}" for n, issued in sorted(jump.issued.items()))
     return pick(
@@ -110,7 +114,7 @@ def _located(jump: Jump, ranks: Sequence[RankEvidence]) -> Located:
         phrase=jump.phrase(odd[0].rank),
         message="collectives differ",
         frame=None,
-        lines=(f"between two steps before step {jump.step}, group {jump.group}:", *lines),
+        lines=(f"from the beginning of step {jump.before} to that of step {jump.step}, group {jump.group}:", *lines),
         confidence=confidence,
     )
 

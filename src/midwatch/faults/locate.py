@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from midwatch.faults import frames
-from midwatch.faults.desync import locate_desync
+from midwatch.faults.desync import locate_desync, locate_jump
 from midwatch.faults.hang import living, locate_hang
 from midwatch.faults.located import Located, pick, share
 from midwatch.faults.read import RankFact
@@ -34,6 +34,9 @@ def locate(evidence: Evidence, facts: Sequence[RankFact]) -> Located:
         return locate_desync(evidence)
     facts = [fact for fact in facts if fact.node not in evidence.lost_nodes]
     roots = _roots(evidence, facts)
+    if roots and roots[0].fault_class == "collective_mismatch":
+        # Whoever notices it is not always the one that skipped a call.
+        return locate_jump(evidence.ranks) or _first_root(roots, facts)
     if roots:
         return _first_root(roots, facts)
     if evidence.lost_nodes:

@@ -106,6 +106,17 @@ def _read_signal(rank: RankEvidence, number: signal.Signals, oom_lines: Mapping[
 
 
 def _read_crash(rank: RankEvidence, number: signal.Signals) -> RankFact:
+    mismatch = wordings.mismatch_line(rank.stderr_tail) if number is signal.SIGABRT else ""
+    if mismatch:
+        # It noticed; whether it went astray itself or its peer did, its own words do not say.
+        return RankFact(
+            evidence=rank,
+            fault_class="collective_mismatch",
+            phrase="was sent another collective than it was in",
+            message="collectives differ",
+            lines=(mismatch,),
+            confidence="weak",
+        )
     victim = wordings.communication_line(rank.stderr_tail) if number is signal.SIGABRT else ""
     if victim:
         return RankFact(

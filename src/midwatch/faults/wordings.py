@@ -73,6 +73,11 @@ def communication_line(lines: Sequence[str]) -> str:
     return next((quote(line) for line in reversed(plain(lines)) if says_communication(line)), "")
 
 
+def mismatch_line(lines: Sequence[str]) -> str:
+    """The last line that says that the ranks called different collectives; empty when none does."""
+    return next((quote(line) for line in reversed(plain(lines)) if _MISMATCH.search(line)), "")
+
+
 def classify_raised(raised: Raised) -> str:
     """The fault class of an uncaught exception, as far as its own text tells."""
     text = f"{raised.message}\n{raised.detail}"

@@ -16,6 +16,21 @@ from midwatch.core.codes import CODES
 from midwatch.supervise import LaunchRequest, Plan, Result, launch, plan, planned_environments
 
 
+class _NodeCount(click.ParamType):
+    """``N`` or ``MIN:MAX``, as (nodes that train, nodes in all)."""
+
+    name = "N|MIN:MAX"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        least, _, most = str(value).partition(":")
+        if not least.isdecimal() or not (most or least).isdecimal():
+            self.fail(f"{value!r} is not a number of nodes, nor MIN:MAX", param, ctx)
+        numbers = int(least), int(most or least)
+        if not 1 <= numbers[0] <= numbers[1]:
+            self.fail(f"{value!r}: at least one node, and MIN not above MAX", param, ctx)
+        return numbers
+
+
 @click.command(
     "run",
     short_help="Run a training script under supervision.",
@@ -23,7 +38,12 @@ from midwatch.supervise import LaunchRequest, Plan, Result, launch, plan, planne
 )
 @click.option("--nproc-per-node", "nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks here.")
 @click.option(
-    "--nnodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes; each runs this command."
+    "--nnodes",
+    "nodes",
+    type=_NodeCount(),
+    default="1",
+    show_default=True,
+    help="Nodes; each runs this command. MIN:MAX: MIN train, the others wait as spares.",
 )
 @click.option("--run-dir", help="The run folder, shared by all nodes. Default: run.dir of the configuration.")
 @click.option("--config", "config_file", type=click.Path(), help="TOML file; the ranks get the result, too.")
@@ -38,7 +58,7 @@ from midwatch.supervise import LaunchRequest, Plan, Result, launch, plan, planne
 def command(
     *,
     nproc: int,
-    nnodes: int,
+    nodes: tuple[int, int],
     run_dir: str | None,
     config_file: str | None,
     overrides: Sequence[str],
@@ -65,7 +85,8 @@ def command(
     request = LaunchRequest(
         command=tuple(words),
         nproc=nproc,
-        nnodes=nnodes,
+        nnodes=nodes[0],
+        max_nodes=nodes[1],
         config=load_config(config_file, settings),
         has_config=bool(config_file or overrides),
         node_name=node_name,

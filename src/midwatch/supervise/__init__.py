@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["LaunchRequest", "Plan", "Result", "fetch_status", "launch", "plan", "planned_environments"]
 
 if TYPE_CHECKING:
+    from midwatch.supervise.ending import Result
     from midwatch.supervise.joining import fetch_status
-    from midwatch.supervise.launcher import Result, launch
+    from midwatch.supervise.launcher import launch
     from midwatch.supervise.prepare import LaunchRequest, Plan, plan, planned_environments
 
 _HOMES = {
     "LaunchRequest": "midwatch.supervise.prepare",
     "Plan": "midwatch.supervise.prepare",
-    "Result": "midwatch.supervise.launcher",
+    "Result": "midwatch.supervise.ending",
     "fetch_status": "midwatch.supervise.joining",
     "launch": "midwatch.supervise.launcher",
     "plan": "midwatch.supervise.prepare",

@@ -18,16 +18,18 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from midwatch.core import ProtocolError, boot_id
+from midwatch.core import MidwatchError, ProtocolError, boot_id
 from midwatch.supervise.chat import Console, open_stdin, read_lines
 from midwatch.supervise.hands import Hands
-from midwatch.supervise.link import Link, Refused
+from midwatch.supervise.link import Link, Refused, read_endpoint
 from midwatch.supervise.outbox import Outbox
 from midwatch.supervise.procs import become_subreaper
+from midwatch.supervise.protocol import read_token
 from midwatch.supervise.specs import AgentSpec
 from midwatch.supervise.wire import Join, NumberedOrder, Orders, Receipt, Report, StopAsked, Welcome
 
@@ -177,10 +179,21 @@ class Agent:
         self._joined.clear()
         if not failures:
             self._unreached = time.monotonic()
+        self._console.send("unreached", seconds=time.monotonic() - self._unreached)
+        self._look_for_another()
         if not self._hands.has_working_ranks and time.monotonic() - self._unreached > self._spec.patience_s:
             self._console.send("refused", error=error.code, message=error.message)
             self._over.set()
         await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+
+    def _look_for_another(self) -> None:
+        """Another node may host the coordinator by now; the run folder says where."""
+        run_dir = Path(self._spec.setup.run_dir)
+        with contextlib.suppress(MidwatchError):
+            endpoint, token = read_endpoint(run_dir), read_token(run_dir / "supervisor" / "token")
+            if endpoint.url != self._link.url:
+                _log.warning("the coordinator is at %s now", endpoint.url)
+                self._link.follow(endpoint.url, token)
 
     async def _is_patient(self, refused: Refused) -> bool:
         refusal = refused.refusal

@@ -61,7 +61,7 @@ class Coordinator:
         self._port = port
         self._console = console
         self.session = secrets.token_hex(8)
-        self.members = Members(spec.nnodes, spec.command_hash, boot_id())
+        self.members = Members(spec.nnodes, spec.command_hash, boot_id(), most_nodes=spec.rules.max_nodes)
         facts = _recall(spec)
         self._carrier = Carrier(spec.carry, self.members, console, self._answer)
         self._supervisor = self._supervise(facts)
@@ -73,8 +73,13 @@ class Coordinator:
     def _supervise(self, facts: RunFacts | None) -> Supervisor:
         spec, carrier = self._spec, self._carrier
         if facts is not None:
-            carrier.record("coordinator.restarted", data={"attempt": facts.attempt, "pid": os.getpid()})
-            return Supervisor.restore(spec.carry.run, spec.nnodes, spec.rules, facts)
+            event = "coordinator.moved" if spec.takes_over else "coordinator.restarted"
+            data = {"attempt": facts.attempt, "pid": os.getpid(), "tag": spec.carry.tag, "host": socket.gethostname()}
+            carrier.record(event, data=data)
+            if spec.takes_over:
+                # Its monotonic clock was another machine's.
+                facts.launched_ns = time.monotonic_ns()
+            return Supervisor.restore(spec.carry.run, spec.nnodes, spec.rules, facts, has_moved=spec.takes_over)
         first = carrier.epoch + 1
         data = {
             "tag": spec.carry.tag,
@@ -243,8 +248,9 @@ def _recall(spec: CoordinatorSpec) -> RunFacts | None:
     if not path.exists():
         return None
     lines = list(read_ledger(path))
-    starts = [line for line in lines if line.event == "run.started"]
-    if not starts or starts[-1].data.get("tag") != spec.carry.tag:
+    # Whoever takes a run over goes by its own tag from then on.
+    starts = [line for line in lines if line.event in ("run.started", "coordinator.moved")]
+    if not starts or (starts[-1].data.get("tag") != spec.carry.tag and not spec.takes_over):
         return None
     return RunFacts.from_lines(lines)
 

@@ -58,7 +58,7 @@ async def ask_status(run_dir: Path) -> dict[str, Any]:
         SuperviseError: SV110 nobody runs there. ProtocolError: PR101, PR104 it cannot be asked.
     """
     endpoint, token = read_endpoint(run_dir), read_token(run_dir / "supervisor" / "token")
-    link = Link(_url(endpoint), token, f"status-{os.getpid()}-{secrets.token_hex(4)}")
+    link = Link(endpoint.url, token, f"status-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         await link.hello()
         answer = await link.ask("status", "/v1/status", None, StatusAnswer, timeout_s=_STATUS_S)
@@ -81,14 +81,14 @@ def fetch_status(run_dir: Path) -> dict[str, Any]:
 async def _knock(run_dir: Path) -> Found:
     endpoint = read_endpoint(run_dir)
     token = read_token(run_dir / "supervisor" / "token")
-    link = Link(_url(endpoint), token, f"join-{os.getpid()}-{secrets.token_hex(4)}")
+    link = Link(endpoint.url, token, f"join-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         hello = await link.hello()
     except ProtocolError as error:
         raise _explain(endpoint, error) from error
     finally:
         await link.close()
-    return Found(url=_url(endpoint), token=token.hex(), run=hello.run, hostname=endpoint.hostname)
+    return Found(url=endpoint.url, token=token.hex(), run=hello.run, hostname=endpoint.hostname)
 
 
 def _explain(endpoint: Endpoint, error: ProtocolError) -> ProtocolError:
@@ -96,7 +96,3 @@ def _explain(endpoint: Endpoint, error: ProtocolError) -> ProtocolError:
         hint = f"Start the first node with --bind and an address of {endpoint.hostname} that this node can reach."
         return ProtocolError("PR104", f"the coordinator listens on {endpoint.hostname} only", hint=hint)
     return error
-
-
-def _url(endpoint: Endpoint) -> str:
-    return f"http://{endpoint.host}:{endpoint.port}"

@@ -20,9 +20,11 @@ from typing import Any, Final
 import msgspec
 
 from midwatch.config import inherited_environment
+from midwatch.core import StorageError
 from midwatch.core.codes import CODES, EXIT_INTERNAL, EXIT_REQUEUE
 from midwatch.supervise.address import route_address
 from midwatch.supervise.child import Child
+from midwatch.supervise.ending import Result, how_it_ended
 from midwatch.supervise.prepare import (
     FolderLock,
     Host,
@@ -48,6 +50,9 @@ _FORCE_S: Final = 10.0
 """After a repeated signal, beyond the grace: for the coordinator to end the ranks; then we do."""
 _UNHEARD_S: Final = 90.0
 """After the first signal, beyond both graces: covers the core's time for SIGKILL and the sweep (60 s), and its end."""
+_TAKE_OVER_S: Final = 2.0
+"""Out of reach this long, and its folder lock free: no restart of the coordinator on its own node takes so long, and
+that launcher would keep the lock."""
 _LOOK_S: Final = 1.0
 """Between two looks whether a child stands still."""
 _STOPPED_S: Final = 3.0
@@ -56,15 +61,6 @@ _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIG
 """Slurm announces the end of a job by SIGUSR1 where it was asked to (``--signal``)."""
 
 Say = Callable[[str, str], None]
-
-
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """How the run ended."""
-
-    exit_code: int
-    error: str
-    sentence: str
-    verdict: dict[str, Any] | None = None
 
 
 class Launcher:
@@ -79,6 +75,8 @@ class Launcher:
     """
 
     def __init__(self, plan: Plan, host: Host | None, say: Say, tee: Mode, out: int) -> None:
+        self._lock: FolderLock | None = None
+        """Held since this launcher has taken the run over."""
         self._plan = plan
         self._host = host
         self._say = say
@@ -173,6 +171,8 @@ class Launcher:
                 self._keep_name(str(data["node"]))
             case "finished":
                 self._finish(msgspec.convert(data, Result, strict=False))
+            case "unreached":
+                self._unreached(float(data["seconds"]))
             case "refused":
                 self._refused(str(data["error"]), str(data["message"]))
             case _:
@@ -197,6 +197,26 @@ class Launcher:
             return  # It was replaced while it was away; it ends now, and we start a new one.
         exit_code = CODES[error].exit_code if error in CODES else EXIT_INTERNAL
         self._finish(Result(exit_code=exit_code, error=error, sentence=message))
+
+    def _unreached(self, seconds: float) -> None:
+        """The coordinator does not answer. Where its launcher has let go of the run folder it is gone for good."""
+        if self._host is not None or seconds < _TAKE_OVER_S or self._over.is_set():
+            return
+        try:
+            lock = FolderLock.take(self._plan.paths.supervisor_dir, self._plan.tag)
+        except StorageError:
+            return  # Shared storage is away: nobody can take over now.
+        if lock is None:
+            return
+        ended = how_it_ended(self._plan.paths.run_dir)
+        if ended is not None:
+            lock.release()
+            self._finish(ended)
+            return
+        self._lock, self._host = lock, Host(self._plan, takes_over=True)
+        self._say("the node that hosted the coordinator is gone; this node takes over", "warning")
+        with self._starting("coordinator"):
+            self._start_coordinator()
 
     async def _show(self) -> None:
         while True:
@@ -292,6 +312,9 @@ class Launcher:
         await self._coordinator.end(0.0 if self._is_settled or self._is_forced else _END_S)
         await self._sweep({self._guardian.pid if self._guardian else 0})
         sweep_shm(f"midwatch-{self._plan.tag}-")
+        if self._lock is not None and self._host is not None:
+            self._host.close()
+            self._lock.release()
         if self._guardian_watch is not None:
             self._guardian_watch.close()
         os.close(self._guardian_pipe)
@@ -326,7 +349,7 @@ def launch(plan: Plan, say: Say, *, tee: Mode = "0", out: int = 1) -> Result:
         finally:
             host.close()
             lock.release()
-    if plan.request.nnodes == 1:
+    if plan.request.most_nodes == 1:
         raise refuse_second(folder)
     return asyncio.run(_join(plan, say, tee, out))
 

@@ -50,6 +50,13 @@ class Link:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         self._http = aiohttp.ClientSession(timeout=timeout, auto_decompress=False)
 
+    def follow(self, url: str, token: bytes) -> None:
+        """The coordinator is somewhere else now; ``hello`` comes next."""
+        self.url = url
+        self._signer = Signer(token)
+        self.session = ""
+        self._counters.clear()
+
     async def hello(self) -> Hello:
         """Ask for the session; must come first, and again when the coordinator has changed."""
         body = await self._send("hello", "POST", "/v1/hello", b"", nonce=secrets.token_hex(8), session="")

@@ -100,13 +100,15 @@ class Members:
     """Agents by node name.
 
     Args:
-        nnodes: Places.
+        nnodes: Nodes that train.
+        most_nodes: Those and the spares.
         command: Hash of the command that all nodes must run.
         boot: Our kernel's boot id.
     """
 
-    def __init__(self, nnodes: int, command: str, boot: str) -> None:
+    def __init__(self, nnodes: int, command: str, boot: str, *, most_nodes: int = 0) -> None:
         self.nnodes = nnodes
+        self._most = max(nnodes, most_nodes)
         self._command = command
         self._boot = boot
         self._by_name: dict[str, Member] = {}
@@ -183,11 +185,11 @@ class Members:
 
     def _check_room(self, name: str, now_ns: int) -> None:
         others = [member for member in self.live if member.name != name]
-        if len(others) < self.nnodes:
+        if len(others) < self._most:
             return
         if all(_is_fresh(member, now_ns) for member in others):
             names = ", ".join(member.name for member in others)
-            raise SuperviseError("SV102", f"all {self.nnodes} places of this run are taken: {names}")
+            raise SuperviseError("SV102", f"all {self._most} places of this run are taken: {names}")
         raise NotYet
 
 

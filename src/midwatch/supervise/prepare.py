@@ -45,12 +45,19 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     nproc: int = 1
     nnodes: int = 1
+    max_nodes: int = 0
+    """Nodes beyond ``nnodes``, up to this many in all, wait as spares; 0: none."""
     config: Config
     has_config: bool = False
     """The user named a file or set keys, so ranks are given the result."""
     node_name: str = ""
     bind: str = ""
     """Where to listen; empty: this machine alone for one node, else the address that the other nodes reach."""
+
+    @property
+    def most_nodes(self) -> int:
+        """Those that train, and the spares."""
+        return max(self.nnodes, self.max_nodes)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,14 +160,15 @@ def refuse_second(folder: Path) -> SuperviseError:
 class Host:
     """The hosting node's part: token, listening socket, the coordinator's task."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, takes_over: bool = False) -> None:
         folder = plan.paths.supervisor_dir
         for stale in ("coordinator.json", "token"):
             (folder / stale).unlink(missing_ok=True)
         self._plan = plan
+        self._takes_over = takes_over
         self.run = ensure_run(plan.paths.run_dir, name=plan.request.config.run.name).run
         self.token = create_token(folder / "token").hex()
-        self.listener, self.address = listen(plan.request.bind, plan.request.nnodes, slurm_peers())
+        self.listener, self.address = listen(plan.request.bind, plan.request.most_nodes, slurm_peers())
 
     @property
     def url(self) -> str:
@@ -184,7 +192,14 @@ class Host:
             token=self.token,
             socket_fd=self.listener.fileno(),
             host=self.address,
-            rules=Rules(watch=config.watch, restart=config.restart, grade=config.grade, isolate=config.isolate),
+            rules=Rules(
+                watch=config.watch,
+                restart=config.restart,
+                grade=config.grade,
+                isolate=config.isolate,
+                max_nodes=plan.request.most_nodes,
+            ),
+            takes_over=self._takes_over,
             config_digest=sha256_hex(canonical_json(redact(msgspec.to_builtins(config))))[:16],
         )
 

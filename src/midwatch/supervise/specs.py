@@ -56,5 +56,7 @@ class CoordinatorSpec(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     """What other nodes connect to."""
     rules: Rules
+    takes_over: bool = False
+    """Another node hosted this run and is gone: go on from its ledger."""
     config_digest: str
     """Of the resolved configuration; for the ledger."""

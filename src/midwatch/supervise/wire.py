@@ -281,6 +281,10 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     session: str
     run: str
 
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
 
 class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a status question."""

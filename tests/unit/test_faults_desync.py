@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from faults_cases import alive, dead, victim
+from faults_cases import IN_ALL_REDUCE, alive, dead, victim
 
 from midwatch.faults import CollectiveCount, Evidence, RankEvidence, judge
 
@@ -98,3 +98,16 @@ def test_counts_name_the_one_that_skipped_where_another_noticed() -> None:
     noticed = msgspec.structs.replace(dead(0, -6, stderr_tail=words), counts=history[0].counts)
     verdict = judge(Evidence(incident="i", trigger="exit", ranks=(noticed, history[1])))
     assert (verdict.fault_class, verdict.root_rank) == ("collective_mismatch", 1)
+
+
+def test_who_left_a_call_out_is_named_although_its_peer_is_a_step_behind_for_it() -> None:
+    """The peer waits for that call in the step before; with the default group both are at a later step."""
+    behind = counted(1, 9, 1, 1, 1, 1, 1)
+    ahead = counted(3, 9, 1, 1, 1, 1, 1, 0)
+    bystander = counted(0, 9, 1, 1, 1, 1, 1, 1)
+    ranks = tuple(
+        msgspec.structs.replace(one, stacks=(IN_ALL_REDUCE, IN_ALL_REDUCE), step=one.counts[-1].step)
+        for one in (bystander, behind, ahead)
+    )
+    verdict = judge(Evidence(incident="i", trigger="hang", ranks=ranks, extensions=1))
+    assert (verdict.fault_class, verdict.root_rank, verdict.step) == ("collective_mismatch", 3, 55)

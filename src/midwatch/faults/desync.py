@@ -57,7 +57,41 @@ def locate_desync(evidence: Evidence) -> Located:
 def locate_jump(ranks: Sequence[RankEvidence]) -> Located | None:
     """The same question where nobody has noticed: ranks that hang may have gone out of step before."""
     jump = find_jump(ranks)
-    return _located(jump, ranks) if jump is not None and jump.calm_steps >= _CALM_STEPS else None
+    if jump is not None and jump.calm_steps >= _CALM_STEPS:
+        return _located(jump, ranks)
+    return _by_habit(ranks)
+
+
+def _by_habit(ranks: Sequence[RankEvidence]) -> Located | None:
+    """The only rank whose last step was not like all steps before it.
+
+    Its peers may never have begun the step in which it would show: they wait for the call that it left out, and it
+    waits for them one call further on.
+    """
+    odd = [(rank, broken) for rank in ranks for broken in (_broken_habit(rank),) if broken is not None]
+    if len(odd) != 1:
+        return None
+    rank, (group, step, issued, usual) = odd[0]
+    return pick(
+        "collective_mismatch",
+        share([rank], (f"issued {issued} collectives in step {step}, {usual} in the steps before",)),
+        evidence=msgspec.structs.replace(rank, step=step),
+        phrase=f"went out of step: {issued} collectives where it issued {usual} in the steps before",
+        message="collectives differ",
+        frame=None,
+        lines=(f"rank {rank.rank}, group {group}: {issued} in step {step}, {usual} in each step before{_at(rank)}",),
+        confidence="likely",
+    )
+
+
+def _broken_habit(rank: RankEvidence) -> tuple[str, int, int, int] | None:
+    """(group, step, issued, usual) of the last whole step, where it was the first that differed."""
+    for group, mine in ((group, _series(group, [rank])[rank.rank]) for group in {c.group for c in rank.counts}):
+        steps = [step for step in sorted(mine) if step - 1 in mine]
+        issued = [mine[step] - mine[step - 1] for step in steps]
+        if len(issued) > _CALM_STEPS and len(set(issued[:-1])) == 1 and issued[-1] != issued[0]:
+            return group, steps[-1] - 1, issued[-1], issued[0]
+    return None
 
 
 def find_jump(ranks: Sequence[RankEvidence]) -> Jump | None:

@@ -34,6 +34,7 @@ FAULTS = {
     "hang_sleep": "sleep for ever outside a collective (five lines)",
     "hang_gil": "C call that sleeps for ever holding the GIL (five lines)",
     "hang_hbthread": "main thread stuck, a side thread alive (five lines)",
+    "mismatch": "one rank skips one all-reduce and trains on (five lines)",
 }
 
 

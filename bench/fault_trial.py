@@ -48,7 +48,7 @@ class Trial:
             head = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--rdzv-backend=c10d"]
             head += [f"--rdzv-endpoint=127.0.0.1:{free_port()}", f"--max-restarts={self.max_restarts}"]
             return [*head, f"--nproc-per-node={self.nproc}", "--redirects=3", f"--log-dir={self.dir}/logs", *train]
-        five_lines = ["--five-lines"] if self.cell.fault in (*HANG_FAULTS, "longpause") else []
+        five_lines = ["--five-lines"] if self.cell.fault in (*HANG_FAULTS, "longpause", "mismatch") else []
         head = [str(Path(sys.executable).with_name("midwatch")), "run", f"--nproc-per-node={self.nproc}"]
         head += ["--run-dir", str(self.run_dir), f"--max-restarts={self.max_restarts}"]
         return [*head, "--set", "restart.backoff_s=[0]", "--", *train, *five_lines]

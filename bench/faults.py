@@ -36,7 +36,9 @@ def compare(faults: list[str], rounds: int, out: Path) -> int:
     for _ in range(rounds):
         for fault in faults:
             launchers = (
-                ["midwatch"] if fault in (*HANG_FAULTS, "node_agent_kill9", "longpause") else ["torchrun", "midwatch"]
+                ["midwatch"]
+                if fault in (*HANG_FAULTS, "node_agent_kill9", "longpause", "mismatch")
+                else ["torchrun", "midwatch"]
             )
             for launcher in launchers:
                 cell = Trial(launcher, fault).run()

@@ -8,7 +8,9 @@ same failure again?), ``grade`` (how wide, what to do). ``classes.toml`` is the 
 
 from midwatch.faults.fingerprint import fingerprint
 from midwatch.faults.flight import MAX_FLIGHT_BYTES, FlightError, read_flight
+from midwatch.faults.grade import Widths
 from midwatch.faults.table import CLASSES, FaultClass, class_of
+from midwatch.faults.topology import shared_domain
 from midwatch.faults.types import (
     Action,
     CollectiveCall,
@@ -44,8 +46,10 @@ __all__ = [
     "Suspect",
     "Trigger",
     "Verdict",
+    "Widths",
     "class_of",
     "fingerprint",
     "judge",
     "read_flight",
+    "shared_domain",
 ]

@@ -11,6 +11,8 @@ import msgspec
 from midwatch.faults.types import Action, Grade
 
 Scope = Literal["rank", "node", "code", "data", "network", "storage", "fleet", "none"]
+Budget = Literal["code", "memory", "crash", "hang", "node", "network", "none"]
+"""The keys of ``restart.limits``, and what costs nothing."""
 NOBODY = 1000
 """The order of a class that is no rank's own failure."""
 
@@ -23,10 +25,12 @@ class FaultClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     scope: Scope
     grade: Grade
     action: Action = "restart"
-    budget: Literal["infra", "code", "none"] = "infra"
+    budget: Budget = "node"
     repeat: Literal["never", "step", "any"]
     order: int = NOBODY
     stop_code: str = ""
+    is_hardware: bool = msgspec.field(default=False, name="hardware")
+    """Once is enough to leave the node out."""
     is_unclear: bool = msgspec.field(default=False, name="unclear")
     """Only victims were seen: worth a second look."""
 

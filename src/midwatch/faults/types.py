@@ -165,6 +165,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     action: Action
     rule: str
     """Id of the policy rule that chose the action."""
+    causal_nodes: tuple[str, ...] = ()
+    """Nodes that failed by themselves; empty where the script, not a machine, is the cause."""
+    domain: str = ""
+    """What the failed nodes share, where that is the better explanation."""
     fingerprint: str
     """Same cause, same fingerprint: class + normalised message + top frame of the user's code."""
     step: int | None

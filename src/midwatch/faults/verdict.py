@@ -12,7 +12,7 @@ from midwatch.faults.types import Evidence, Verdict
 EVIDENCE_LINES = 12
 
 
-def judge(evidence: Evidence, *, same_failure_limit: int = 2) -> Verdict:
+def judge(evidence: Evidence, *, same_failure_limit: int = 2, widths: grade.Widths = grade.DEFAULT_WIDTHS) -> Verdict:
     """What happened, who did it, how wide it is, what to do.
 
     ``action`` is "none" exactly when this is not a fault (a pause, a busy rank, a rank that ended in peace).
@@ -20,16 +20,19 @@ def judge(evidence: Evidence, *, same_failure_limit: int = 2) -> Verdict:
     Args:
         evidence: One incident.
         same_failure_limit: So many equal failures without progress stop the run.
+        widths: From where on a fault is wide.
     """
     located = locate(evidence, _read(evidence))
     step = _step(evidence, located)
     mark = fingerprint(located.fault_class, located.message, located.frame)
-    policy = grade.decide(located, evidence, fingerprint=mark, step=step, same_failure_limit=same_failure_limit)
+    policy = grade.decide(
+        located, evidence, fingerprint=mark, step=step, same_failure_limit=same_failure_limit, widths=widths
+    )
     root = located.root
     return Verdict(
         incident=evidence.incident,
         fault_class=located.fault_class,
-        summary=_summary(located, step),
+        summary=_summary(located, step, policy.why),
         root_rank=root.rank if root else None,
         root_node=located.root_node or None,
         suspects=located.suspects,
@@ -41,6 +44,8 @@ def judge(evidence: Evidence, *, same_failure_limit: int = 2) -> Verdict:
         fingerprint=mark,
         step=step,
         exit_code=located.exit_code,
+        causal_nodes=grade.causal_nodes(located),
+        domain=policy.domain,
         evidence=tuple(dict.fromkeys(texts.quote(line) for line in located.lines))[:EVIDENCE_LINES],
     )
 
@@ -63,10 +68,12 @@ def _step(evidence: Evidence, located: Located) -> int | None:
     return min((rank.step for rank in evidence.ranks if rank.step is not None), default=None)
 
 
-def _summary(located: Located, step: int | None) -> str:
+def _summary(located: Located, step: int | None, why: str) -> str:
     """One plain sentence without a full stop, for it is quoted inside others."""
-    at = f" at step {step}" if step is not None else ""
     root = located.root
+    at = f" at step {step}" if step is not None else ""
+    at += f" (data position {root.position})" if root is not None and root.position else ""
+    at += f"; {why}" if why else ""
     if root is None:
         return texts.quote((located.phrase or located.message) + at)
     pid = f", pid {root.pid}" if root.pid else ""

@@ -17,8 +17,9 @@ from midwatch.core import ProtocolError
 from midwatch.supervise.door import Door
 from midwatch.supervise.gathering import Gathering
 from midwatch.supervise.link import Link, Refused
-from midwatch.supervise.members import Members
+from midwatch.supervise.members import Member, Members
 from midwatch.supervise.messages import Event, NodeJoined
+from midwatch.supervise.probing import ProbeRound
 from midwatch.supervise.protocol import Envelope, Signer
 from midwatch.supervise.service import Service
 from midwatch.supervise.wire import Join, Orders, Receipt, Refusal, Report, StatusAnswer, Welcome
@@ -34,6 +35,7 @@ class Mind:
     def __init__(self) -> None:
         self.attempt = 3
         self.gathering: Gathering | None = None
+        self.probing: ProbeRound | None = None
         self.events: list[Event] = []
 
     def feed(self, event: Event) -> None:
@@ -41,6 +43,9 @@ class Mind:
 
     def status(self) -> dict[str, Any]:
         return {"state": "running"}
+
+    def why_out(self, member: Member) -> str:
+        return ""
 
 
 class World:

@@ -24,7 +24,11 @@ VERBS: Final[dict[str, str]] = {
     "demo": "Watch a real run survive five faults, bit for bit.",
     "doctor": "Check what a run will need on this machine.",
     "explain": "What an error code means and what to do.",
+    "hold": "Keep a run from restarting.",
+    "incidents": "List and show incidents.",
     "ledger": "Read the record of a run and check it.",
+    "node": "Leave a node out of a run, let it in again.",
+    "resume-run": "Let a held run go on.",
     "run": "Run a training script under supervision.",
     "status": "What a run is doing.",
 }

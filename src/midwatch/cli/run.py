@@ -16,7 +16,7 @@ from midwatch.core.codes import CODES
 from midwatch.supervise import LaunchRequest, Plan, Result, launch, plan, planned_environments
 
 
-class _NodeCount(click.ParamType):
+class _NodeCount(click.ParamType[tuple[int, int]]):
     """``N`` or ``MIN:MAX``, as (nodes that train, nodes in all)."""
 
     name = "N|MIN:MAX"

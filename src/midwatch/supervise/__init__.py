@@ -8,22 +8,40 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["LaunchRequest", "Plan", "Result", "fetch_status", "launch", "plan", "planned_environments"]
+__all__ = [
+    "LaunchRequest",
+    "Machine",
+    "PersonAsks",
+    "Plan",
+    "Result",
+    "SuspicionLedger",
+    "fetch_status",
+    "launch",
+    "plan",
+    "planned_environments",
+    "send_wish",
+]
 
 if TYPE_CHECKING:
     from midwatch.supervise.ending import Result
-    from midwatch.supervise.joining import fetch_status
+    from midwatch.supervise.joining import fetch_status, send_wish
     from midwatch.supervise.launcher import launch
     from midwatch.supervise.prepare import LaunchRequest, Plan, plan, planned_environments
+    from midwatch.supervise.suspicion import Machine, SuspicionLedger
+    from midwatch.supervise.wire import PersonAsks
 
 _HOMES = {
     "LaunchRequest": "midwatch.supervise.prepare",
+    "Machine": "midwatch.supervise.suspicion",
+    "PersonAsks": "midwatch.supervise.wire",
     "Plan": "midwatch.supervise.prepare",
     "Result": "midwatch.supervise.ending",
+    "SuspicionLedger": "midwatch.supervise.suspicion",
     "fetch_status": "midwatch.supervise.joining",
     "launch": "midwatch.supervise.launcher",
     "plan": "midwatch.supervise.prepare",
     "planned_environments": "midwatch.supervise.prepare",
+    "send_wish": "midwatch.supervise.joining",
 }
 
 

@@ -31,6 +31,7 @@ from midwatch.supervise.outbox import Outbox
 from midwatch.supervise.procs import become_subreaper
 from midwatch.supervise.protocol import read_token
 from midwatch.supervise.specs import AgentSpec
+from midwatch.supervise.suspicion import machine_key
 from midwatch.supervise.wire import Join, NumberedOrder, Orders, Receipt, Report, StopAsked, Welcome
 
 POLL_S: Final = 0.05
@@ -147,6 +148,7 @@ class Agent:
             boot=boot_id(),
             mono_ns=time.monotonic_ns(),
             pid=os.getpid(),
+            machine=machine_key(),
             running_attempt=self._hands.running_attempt,
         )
         welcome = await self._link.ask("report", "/v1/join", join, Welcome)

@@ -14,11 +14,13 @@ import msgspec
 from midwatch.audit import Ledger, known_checkpoints, seal_of
 from midwatch.checkpoint.format import committed_names, mark_suspect
 from midwatch.core import StorageError, attempt_name, parse_checkpoint_name
-from midwatch.faults.types import Verdict
+from midwatch.faults.types import Evidence, Verdict
 from midwatch.storage import Fence, as_storage_error, claim_attempt, newest_attempt
 from midwatch.supervise.bundle import write_bundle
 from midwatch.supervise.chat import Console
 from midwatch.supervise.gathering import Gathering
+from midwatch.supervise.isolating import Isolation
+from midwatch.supervise.late import completed
 from midwatch.supervise.members import Members
 from midwatch.supervise.messages import (
     AllowTraining,
@@ -26,14 +28,18 @@ from midwatch.supervise.messages import (
     Finish,
     GatherEvidence,
     Instruction,
+    IsolateNode,
     LaunchAttempt,
+    ProbeNodes,
     Record,
+    ReleaseNode,
     Say,
     StopRanks,
     SuspectCheckpoints,
     WakeAt,
     WriteVerdict,
 )
+from midwatch.supervise.probing import ProbeRound
 from midwatch.supervise.specs import CarrySpec
 from midwatch.supervise.wire import AskToExit, FinishRun, OpenGate, Order, SayLine, StartRanks, StopLocal
 
@@ -66,6 +72,8 @@ class Carrier:
         self._sealed = 0
         self.ledger = Ledger(self._run_dir / "ledger" / "coordinator.jsonl", run=spec.run, fence=lambda: self._fence())
         self.gathering: Gathering | None = None
+        self.probing: ProbeRound | None = None
+        self.isolation = Isolation(spec.run, self._run_dir, spec.isolate, members, self.say)
         self.verdict: Verdict | None = None
         self.finish: Finish | None = None
         self.sentences: deque[str] = deque(maxlen=_SENTENCES)
@@ -101,6 +109,12 @@ class Carrier:
                 self._order_all(order)
             case SuspectCheckpoints():
                 self._doubt(instruction)
+            case ProbeNodes():
+                self._probe(instruction)
+            case IsolateNode():
+                self.isolation.isolate(instruction.node, instruction.reason, instruction.incident)
+            case ReleaseNode():
+                self.isolation.release(instruction.node, instruction.reason)
             case AllowTraining(attempt=attempt):
                 self._order_all(OpenGate(attempt=attempt))
             case AskToSaveAndExit(attempt=attempt):
@@ -215,6 +229,12 @@ class Carrier:
             asked, self._members.live, self._spec.confirm_s, lambda evidence: self._answers("evidence", evidence)
         )
 
+    def _probe(self, asked: ProbeNodes) -> None:
+        if self.probing is not None:
+            self.probing.cancel()
+        members = {member.name: member for member in self._members.live}
+        self.probing = ProbeRound(asked, members, lambda results: self._answers("probed", results))
+
     def _order_all(self, order: Order) -> None:
         for member in self._members.live:
             member.order(order)
@@ -226,6 +246,19 @@ class Carrier:
         task = asyncio.create_task(self._write_bundle(folder, written, remarks))
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
+        if self.gathering is not None and self.gathering.asked.is_quick:
+            self._writing.add(late := asyncio.create_task(self._complete(task, folder, written, self.gathering)))
+            late.add_done_callback(self._writing.discard)
+
+    async def _complete(self, first: asyncio.Task[None], folder: Path, written: WriteVerdict, quick: Gathering) -> None:
+        """Behind the restart: what a quick judgement did not wait for."""
+        answer: asyncio.Future[Evidence] = asyncio.get_running_loop().create_future()
+        quick.late = Gathering(quick.asked, self._members.live, 0.0, answer.set_result, is_late=True)
+        evidence, remarks = await answer, {**quick.remarks, **quick.late.remarks}
+        await first
+        if evidence.ranks:
+            written = msgspec.structs.replace(written, evidence=completed(written.evidence, evidence))
+            await self._write_bundle(folder, written, remarks)
 
     async def _write_bundle(self, folder: Path, written: WriteVerdict, remarks: dict[str, tuple[str, ...]]) -> None:
         # Behind the restart, in a thread: shared storage may be slow exactly when something is wrong.

@@ -30,7 +30,7 @@ from midwatch.supervise.chat import Console, open_stdin, read_lines
 from midwatch.supervise.decide import InvalidTransition, RunFacts, Supervisor
 from midwatch.supervise.door import Door
 from midwatch.supervise.gathering import Gathering
-from midwatch.supervise.members import Members
+from midwatch.supervise.members import Member, Members
 from midwatch.supervise.messages import (
     Event,
     EvidenceGathered,
@@ -38,9 +38,12 @@ from midwatch.supervise.messages import (
     LaunchAttempt,
     LaunchFailed,
     NodeLost,
+    NodesProbed,
+    ProbeResult,
     StopRequested,
     Ticked,
 )
+from midwatch.supervise.probing import ProbeRound
 from midwatch.supervise.service import Service
 from midwatch.supervise.specs import CoordinatorSpec
 from midwatch.supervise.wire import Endpoint
@@ -101,6 +104,14 @@ class Coordinator:
     @property
     def gathering(self) -> Gathering | None:
         return self._carrier.gathering
+
+    @property
+    def probing(self) -> ProbeRound | None:
+        return self._carrier.probing
+
+    def why_out(self, member: Member) -> str:
+        """Why this machine gets no ranks, from what earlier jobs left in writing."""
+        return self._carrier.isolation.why_out(member)
 
     def feed(self, event: Event) -> None:
         """Let the core decide about one event, and do what it says."""
@@ -179,6 +190,8 @@ class Coordinator:
         if what == "wake":
             # A little late rather than a little early: an early tick would find nothing due.
             loop.call_later(max(0.0, (value - time.monotonic_ns()) / 1e9) + 0.001, self._tick)
+        elif what == "probed":
+            loop.call_soon(self._feed_probes, value)
         elif isinstance(value, StorageError):
             loop.call_soon(self._feed_failure, self.attempt, value)
         elif isinstance(value, Evidence) and self.gathering is not None:
@@ -187,6 +200,11 @@ class Coordinator:
     def _feed_evidence(self, attempt: int, evidence: Evidence) -> None:
         cause = self._cause("evidence")
         self.feed(EvidenceGathered(cause=cause, now_ns=time.monotonic_ns(), attempt=attempt, evidence=evidence))
+
+    def _feed_probes(self, results: tuple[ProbeResult, ...]) -> None:
+        if self.probing is not None:
+            cause, question = self._cause("probes"), self.probing.asked.question
+            self.feed(NodesProbed(cause=cause, now_ns=time.monotonic_ns(), question=question, results=results))
 
     def _feed_failure(self, attempt: int, error: StorageError) -> None:
         cause, now_ns = self._cause("launch"), time.monotonic_ns()

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from midwatch.faults.types import Evidence, RankEvidence
+from midwatch.supervise.late import LATE_CAP_S
 from midwatch.supervise.members import Member
 from midwatch.supervise.messages import GatherEvidence
 from midwatch.supervise.wire import Sampled, SampleRanks
@@ -30,17 +31,26 @@ class Gathering:
         members: Who is asked.
         confirm_s: Between two samples.
         done: Called once with the evidence.
+        is_late: Ask for what is there once the ranks have ended.
     """
 
     def __init__(
-        self, asked: GatherEvidence, members: list[Member], confirm_s: float, done: Callable[[Evidence], None]
+        self,
+        asked: GatherEvidence,
+        members: list[Member],
+        confirm_s: float,
+        done: Callable[[Evidence], None],
+        *,
+        is_late: bool = False,
     ) -> None:
         self.asked = asked
+        self.late: Gathering | None = None
+        """What follows this one, behind the restart."""
         self.remarks: dict[str, tuple[str, ...]] = {}
         self._open = {member.name for member in members}
         self._parts: dict[str, tuple[Member, Sampled]] = {}
         self._done: Callable[[Evidence], None] | None = done
-        cap_s = _cap_s(asked) + (asked.samples - 1) * confirm_s
+        cap_s = LATE_CAP_S if is_late else _cap_s(asked) + (asked.samples - 1) * confirm_s
         order = SampleRanks(
             attempt=asked.attempt,
             incident=asked.incident,
@@ -48,6 +58,7 @@ class Gathering:
             gap_s=confirm_s,
             cap_s=cap_s,
             is_quick=asked.is_quick,
+            is_late=is_late,
         )
         for member in members:
             member.order(order)
@@ -56,6 +67,8 @@ class Gathering:
 
     def take(self, member: Member, part: Sampled) -> None:
         if part.incident != self.asked.incident or member.name not in self._open:
+            if self.late is not None:
+                self.late.take(member, part)
             return
         self._open.discard(member.name)
         self._parts[member.name] = (member, part)
@@ -66,6 +79,8 @@ class Gathering:
         """That node will not answer any more."""
         self._open.discard(name)
         self._finish_if_complete()
+        if self.late is not None:
+            self.late.drop(name)
 
     def cancel(self) -> None:
         self._done = None

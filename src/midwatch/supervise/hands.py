@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from midwatch.config import WatchConfig, inherited_environment
+from midwatch.config import WatchConfig, inherited_environment, redact_text
 from midwatch.core import MidwatchError
+from midwatch.probes import run_probes
 from midwatch.pulse import Flag
 from midwatch.supervise.chat import Console
 from midwatch.supervise.kernel import KernelLog
+from midwatch.supervise.late import views_after_the_end
+from midwatch.supervise.messages import ProbeResult
 from midwatch.supervise.outbox import Outbox
 from midwatch.supervise.parking import Parking
 from midwatch.supervise.ports import ReservedPort
 from midwatch.supervise.ranks import LocalAttempt
-from midwatch.supervise.sample import Sampler
+from midwatch.supervise.sample import RankView, Sampler
 from midwatch.supervise.spawn import NodeSetup
 from midwatch.supervise.teardown import Teardown
 from midwatch.supervise.wire import (
@@ -29,6 +34,8 @@ from midwatch.supervise.wire import (
     Gone,
     OpenGate,
     Order,
+    Probed,
+    ProbeNode,
     RankStatus,
     SampleRanks,
     SayLine,
@@ -38,6 +45,8 @@ from midwatch.supervise.wire import (
 )
 
 _NOT_STARTED: Final = 127
+_LATE_WAIT_S: Final = 1.0
+"""At the end of a run, for what is collected behind the last judgement; the ranks are gone already."""
 _OURS: Final = ("MIDWATCH_", "TORCHELASTIC_")
 _log: Final = logging.getLogger("midwatch.agent")
 
@@ -63,6 +72,8 @@ class Hands:
         self._console = console
         self._attempt: LocalAttempt | None = None
         self._teardown: Teardown | None = None
+        self._late: set[str] = set()
+        """Incidents whose ranks' last words are still to be read."""
         self._sampler = Sampler(setup.node, KernelLog())
         self._parking = Parking(setup, self._say, self._sampler.helpers) if is_warm else None
 
@@ -107,6 +118,8 @@ class Hands:
                 await self._sample(order)
             case StopLocal():
                 await self._stop(order)
+            case ProbeNode():
+                await self._probe(order)
             case OpenGate() if self._is_current(order.attempt):
                 self._live.set_flag(Flag.GO)
             case AskToExit() if self._is_current(order.attempt):
@@ -115,6 +128,7 @@ class Hands:
                 self._console.send("say", sentence=order.sentence, level=order.level)
             case FinishRun():
                 await self.end_everything()
+                await self._finish_collecting()
                 if self._parking is not None:
                     self._parking.parked.close()
                 self._console.send("finished", **msgspec.to_builtins(order))
@@ -170,8 +184,29 @@ class Hands:
 
     async def _sample(self, order: SampleRanks) -> None:
         attempt = self._attempt if self._is_current(order.attempt) else None
-        views = attempt.views if attempt else list
+        views = attempt.views if attempt else list[RankView]
+        if attempt and order.is_late:
+            self._late.add(order.incident)
+            try:
+                ended = await views_after_the_end(attempt, order.cap_s)
+            finally:
+                self._late.discard(order.incident)
+            views = ended.copy
         self._outbox.put(await self._sampler.gather(order, views, attempt.started_ns if attempt else 2**62))
+
+    async def _finish_collecting(self) -> None:
+        end = time.monotonic() + _LATE_WAIT_S
+        while self._late and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+
+    async def _probe(self, order: ProbeNode) -> None:
+        answers = await run_probes(Path(self.setup.run_dir), cap_s=order.cap_s, helpers=self._sampler.helpers)
+        node = self.setup.node
+        results = (
+            ProbeResult(node=node, probe=a.probe, status=a.status, text=redact_text(a.text), is_blind=a.is_blind)
+            for a in answers
+        )
+        self._outbox.put(Probed(question=order.question, results=tuple(results)))
 
     async def _stop(self, order: StopLocal) -> None:
         if not self._is_current(order.attempt):

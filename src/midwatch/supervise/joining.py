@@ -14,7 +14,7 @@ import msgspec
 from midwatch.core import MidwatchError, ProtocolError, SuperviseError
 from midwatch.supervise.link import Link, Refused, read_endpoint
 from midwatch.supervise.protocol import read_token
-from midwatch.supervise.wire import Endpoint, StatusAnswer
+from midwatch.supervise.wire import Endpoint, PersonAsks, StatusAnswer
 
 _PAUSE_S: Final = 0.1
 _STATUS_S: Final = 5.0
@@ -57,20 +57,40 @@ async def ask_status(run_dir: Path) -> dict[str, Any]:
     Raises:
         SuperviseError: SV110 nobody runs there. ProtocolError: PR101, PR104 it cannot be asked.
     """
+    return await _ask(run_dir, "/v1/status", None)
+
+
+async def _ask(run_dir: Path, path: str, message: msgspec.Struct | None) -> dict[str, Any]:
     endpoint, token = read_endpoint(run_dir), read_token(run_dir / "supervisor" / "token")
     link = Link(endpoint.url, token, f"status-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         await link.hello()
-        answer = await link.ask("status", "/v1/status", None, StatusAnswer, timeout_s=_STATUS_S)
+        answer = await link.ask("status", path, message, StatusAnswer, timeout_s=_STATUS_S)
     except ProtocolError as error:
         if error.code == "PR104":
             raise SuperviseError("SV110", f"the run in {run_dir} does not answer: {error.message}") from error
         raise
     except Refused as refused:
+        if refused.refusal.error == "SV115":
+            raise SuperviseError("SV115", refused.refusal.message) from refused
         raise SuperviseError("SV110", f"the run in {run_dir} refuses: {refused.refusal.message}") from refused
     finally:
         await link.close()
     return answer.status
+
+
+async def ask_person(run_dir: Path, asked: PersonAsks) -> dict[str, Any]:
+    """Tell the live run in this folder what a person wants; its status afterwards.
+
+    Raises:
+        SuperviseError: SV110 nobody runs there, SV115 no such node. ProtocolError: PR101, PR104.
+    """
+    return await _ask(run_dir, "/v1/ask", asked)
+
+
+def send_wish(run_dir: Path, asked: PersonAsks) -> dict[str, Any]:
+    """``ask_person`` for callers without an event loop; blocks for a few seconds at most."""
+    return asyncio.run(ask_person(run_dir, asked))
 
 
 def fetch_status(run_dir: Path) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from midwatch.supervise.messages import (
     CheckpointVerified,
     CollectivesDiffer,
     Event,
-    NodesProbed,
     NodeWarned,
     ProgressMade,
     RankExited,
@@ -44,7 +43,7 @@ _PROGRESS_NS: Final = 1_000_000_000
 
 
 def translate(member: Member, numbered: NumberedFact, now_ns: int) -> Event | None:
-    """The event a fact is; None for evidence, which is gathered first."""
+    """The event a fact is; None for evidence and probes, which are gathered first."""
     node, fact = member.name, numbered.fact
     cause = f"{node}#{numbered.number}"
     match fact:
@@ -94,11 +93,9 @@ def translate(member: Member, numbered: NumberedFact, now_ns: int) -> Event | No
             )
         case Warned(what=what):
             return NodeWarned(cause=cause, now_ns=now_ns, node=node, what=what, sentence=fact.sentence)
-        case Probed(question=question):
-            return NodesProbed(cause=cause, now_ns=now_ns, question=question, results=fact.results)
         case StopAsked():
             return StopRequested(cause=cause, now_ns=now_ns, reason=f"{fact.reason} (node {node})")
-        case Sampled():
+        case Sampled() | Probed():
             return None
 
 

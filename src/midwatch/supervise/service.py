@@ -10,15 +10,34 @@ from typing import Any, Final, Protocol
 import msgspec
 from aiohttp import web
 
-from midwatch.core import ProtocolError
+from midwatch.core import ProtocolError, SuperviseError
 from midwatch.supervise.desync import CountComparer
 from midwatch.supervise.door import Door
 from midwatch.supervise.gathering import Gathering
 from midwatch.supervise.members import Member, Members
-from midwatch.supervise.messages import Event, NodeJoined
+from midwatch.supervise.messages import (
+    Event,
+    HoldRequested,
+    IsolateRequested,
+    NodeJoined,
+    ReleaseRequested,
+    ResumeRequested,
+)
+from midwatch.supervise.probing import ProbeRound
 from midwatch.supervise.protocol import Envelope
 from midwatch.supervise.reports import Progress, differ_event, translate
-from midwatch.supervise.wire import Join, NumberedFact, Orders, Receipt, Report, Sampled, StatusAnswer, Welcome
+from midwatch.supervise.wire import (
+    Join,
+    NumberedFact,
+    Orders,
+    PersonAsks,
+    Probed,
+    Receipt,
+    Report,
+    Sampled,
+    StatusAnswer,
+    Welcome,
+)
 
 REPORTS_PER_S: Final = 1250.0
 """What a quarter of one core takes in (bench/fleet.py)."""
@@ -33,6 +52,9 @@ class Mind(Protocol):
     def attempt(self) -> int: ...
     @property
     def gathering(self) -> Gathering | None: ...
+    @property
+    def probing(self) -> ProbeRound | None: ...
+    def why_out(self, member: Member) -> str: ...
     def feed(self, event: Event) -> None: ...
     def status(self) -> dict[str, Any]: ...
 
@@ -65,12 +87,18 @@ class Service:
         door.add("POST", "/v1/report", self._report)
         door.add("GET", "/v1/commands", self._commands)
         door.add("GET", "/v1/status", self._status)
+        door.add("POST", "/v1/ask", self._ask)
 
     async def _join(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
         join = msgspec.json.decode(body, type=Join)
         now_ns = self._now_ns()
         member, is_new = self._members.admit(join, now_ns)
         self._agents[_process(envelope)] = join.agent
+        why_out = self._mind.why_out(member) if is_new else ""
+        if why_out:
+            # Before it joins: the last node to come may be what a launch waits for.
+            cause = f"{member.name}#known"
+            self._mind.feed(IsolateRequested(cause=cause, now_ns=now_ns, node=member.name, reason=why_out))
         if is_new:
             self._mind.feed(
                 NodeJoined(
@@ -122,6 +150,8 @@ class Service:
             self._mind.feed(event)
         elif isinstance(numbered.fact, Sampled) and self._mind.gathering is not None:
             self._mind.gathering.take(member, numbered.fact)
+        elif isinstance(numbered.fact, Probed) and self._mind.probing is not None:
+            self._mind.probing.take(member.name, numbered.fact)
 
     async def _commands(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
         member = self._member(envelope)
@@ -129,6 +159,22 @@ class Service:
         after = request.query.get("after", "")
         orders = await member.orders_after(int(after) if after.isdecimal() else 0, HOLD_S)
         return Orders(orders=orders)
+
+    async def _ask(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
+        asked, now_ns = msgspec.json.decode(body, type=PersonAsks), self._now_ns()
+        cause, reason = f"person#{envelope.nonce}", asked.reason
+        if asked.wish in ("isolate", "release") and self._members.at(asked.node) is None:
+            raise SuperviseError("SV115", f"the run has no node {asked.node!r}")
+        match asked.wish:
+            case "hold":
+                self._mind.feed(HoldRequested(cause=cause, now_ns=now_ns, reason=reason))
+            case "resume":
+                self._mind.feed(ResumeRequested(cause=cause, now_ns=now_ns, reason=reason))
+            case "isolate":
+                self._mind.feed(IsolateRequested(cause=cause, now_ns=now_ns, node=asked.node, reason=reason))
+            case "release":
+                self._mind.feed(ReleaseRequested(cause=cause, now_ns=now_ns, node=asked.node, reason=reason))
+        return StatusAnswer(status=self._mind.status())
 
     async def _status(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
         return StatusAnswer(status=self._mind.status())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from midwatch.config import WatchConfig
+from midwatch.config import IsolateConfig, WatchConfig
 from midwatch.supervise.decide import Rules
 from midwatch.supervise.spawn import NodeSetup
 
@@ -39,6 +39,7 @@ class CarrySpec(msgspec.Struct, frozen=True, kw_only=True):
     """Of the hosting launcher: its own agent need not repeat our sentences."""
     confirm_s: float
     max_restarts: int
+    isolate: IsolateConfig = IsolateConfig()
 
 
 class CoordinatorSpec(msgspec.Struct, frozen=True, kw_only=True):

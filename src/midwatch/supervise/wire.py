@@ -161,6 +161,8 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel's boot id: agents that share the coordinator's share its monotonic clock."""
     mono_ns: int
     pid: int
+    machine: str = ""
+    """Host name and machine id: the same whatever job it comes with."""
     running_attempt: int = 0
 
 
@@ -219,6 +221,8 @@ class SampleRanks(_Part, frozen=True, kw_only=True):
     """For all of it: what is not there by then is left out."""
     is_quick: bool = False
     """No stacks."""
+    is_late: bool = False
+    """Wait for the end of the ranks, and read what they leave."""
 
 
 class StopLocal(_Part, frozen=True, kw_only=True):
@@ -284,6 +288,15 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def url(self) -> str:
         return f"http://{self.host}:{self.port}"
+
+
+class PersonAsks(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person may ask of a run that is live."""
+
+    wish: Literal["hold", "resume", "isolate", "release"]
+    reason: str
+    node: str = ""
+    """For isolate and release."""
 
 
 class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,83 @@
+"""``midwatch node``: machines that are left out of runs, and who says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from midwatch.cli._output import exits, json_option, say, show_json, table, when
+from midwatch.cli._places import run_argument, run_folder
+from midwatch.cli._wish import ask, dry_run_option, reason_option
+from midwatch.config import load_config
+from midwatch.core import SYSTEM_CLOCK
+from midwatch.supervise import Machine, SuspicionLedger
+
+node_argument = click.argument("node")
+
+
+@click.group("node", short_help="Leave a node out of a run, let it in again, list what is held against it.")
+def command() -> None:
+    """Nodes of a run: which are left out, and why."""
+
+
+@command.command(
+    "list", epilog=exits(65, 74) + " Example: sbatch --exclude=$(midwatch node list RUN --format slurm) ..."
+)
+@run_argument
+@click.option("--format", "form", type=click.Choice(["table", "slurm"]), default="table", help="slurm: for --exclude.")
+@json_option
+def show(run: Path | None, *, form: Literal["table", "slurm"], is_json: bool) -> None:
+    """List the machines that something is held against; with ``--format slurm`` the hosts that are left out now."""
+    ledger = SuspicionLedger.of(run_folder(run), load_config().isolate)
+    now_s = SYSTEM_CLOCK.wall_ns() / 1e9
+    machines = sorted(ledger.machines().items(), key=lambda item: -ledger.score(item[1], now_s))
+    if is_json:
+        show_json([_row(key, machine, ledger.score(machine, now_s), now_s) for key, machine in machines])
+    elif form == "slurm":
+        say(",".join(dict.fromkeys(key.split("/")[0] for key, machine in machines if machine.is_out(now_s))))
+    else:
+        rows = [_row(key, machine, ledger.score(machine, now_s), now_s) for key, machine in machines]
+        table(("machine", "node", "score", "left out", "last reason"), [list(_cells(row)) for row in rows])
+
+
+@command.command("isolate", epilog=exits(65, 76, e65="no live run there"))
+@run_argument
+@node_argument
+@reason_option
+@dry_run_option
+@json_option
+def isolate(run: Path | None, node: str, *, reason: str, dry_run: bool, is_json: bool) -> None:
+    """Leave NODE out of the live run in the folder RUN from its next attempt on, and of later jobs for a while."""
+    ask(run_folder(run), "isolate", reason, node=node, dry_run=dry_run, is_json=is_json)
+
+
+@command.command("release", epilog=exits(65, 76, e65="no live run there"))
+@run_argument
+@node_argument
+@reason_option
+@dry_run_option
+@json_option
+def release(run: Path | None, node: str, *, reason: str, dry_run: bool, is_json: bool) -> None:
+    """Let NODE take part again."""
+    ask(run_folder(run), "release", reason, node=node, dry_run=dry_run, is_json=is_json)
+
+
+def _row(key: str, machine: Machine, score: float, now_s: float) -> dict[str, Any]:
+    return {
+        "machine": key,
+        "node": machine.name,
+        "score": round(score, 3),
+        "is_out": machine.is_out(now_s),
+        "out_until_s": machine.out_until_s,
+        "reasons": machine.reasons,
+    }
+
+
+def _cells(row: dict[str, Any]) -> tuple[object, ...]:
+    last = row["reasons"][-1].text if row["reasons"] else ""
+    out = "no"
+    if row["is_out"]:
+        out = f"until {when(int(row['out_until_s'] * 1e9))}" if row["out_until_s"] else "until released"
+    return row["machine"], row["node"], row["score"], out, last

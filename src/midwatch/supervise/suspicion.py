@@ -1,0 +1,136 @@
+"""What is held against machines, from job to job: why, how much by now, and until when they are left out.
+
+One JSON file, replaced atomically under a lock; machines are known by host name and machine id, because a replacement
+may land on the same bad machine under the same allocation.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from midwatch.config import IsolateConfig
+from midwatch.core import StorageError
+from midwatch.storage import as_storage_error, ops, write_json_atomic
+
+_DAY_S: Final = 86400.0
+_REASONS: Final = 20
+"""Kept for each machine: what a person reads before it goes back to work."""
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry against a machine."""
+
+    at_s: float
+    """Wall time."""
+    text: str
+    run: str = ""
+    incident: str = ""
+
+
+class Machine(msgspec.Struct, kw_only=True):
+    """What is known about one machine."""
+
+    name: str
+    score: float = 0.0
+    """As of ``scored_s``; it halves every ``isolate.half_life_days``."""
+    scored_s: float = 0.0
+    out_until_s: float | None = None
+    """Wall time until which it is left out; infinity is written as 0."""
+    reasons: list[Reason] = []
+
+    def is_out(self, now_s: float) -> bool:
+        """It gets no ranks now."""
+        return self.out_until_s is not None and (self.out_until_s == 0 or self.out_until_s > now_s)
+
+
+class _Book(msgspec.Struct, kw_only=True):
+    schema: int = 1
+    machines: dict[str, Machine] = {}
+
+
+def machine_key() -> str:
+    """This machine's name, wherever a scheduler puts it: host name and machine id."""
+    try:
+        number = Path("/etc/machine-id").read_text().strip()[:12]
+    except OSError:
+        number = ""
+    return f"{socket.gethostname()}/{number}" if number else socket.gethostname()
+
+
+class SuspicionLedger:
+    """The file, read and changed as a whole.
+
+    Args:
+        path: Of the file.
+        config: Half-life and quarantine.
+    """
+
+    def __init__(self, path: Path, config: IsolateConfig) -> None:
+        self._path = path
+        self._config = config
+
+    @classmethod
+    def of(cls, run_dir: Path, config: IsolateConfig) -> SuspicionLedger:
+        """The one of the configuration, by default in the run folder."""
+        return cls(Path(config.ledger).expanduser() if config.ledger else run_dir / "supervisor" / "nodes.json", config)
+
+    def machines(self) -> dict[str, Machine]:
+        """By key; empty where there is no file yet.
+
+        Raises:
+            StorageError: ST103 it cannot be read, ST104 it is not such a file.
+        """
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=_Book).machines
+        except FileNotFoundError:
+            return {}
+        except msgspec.MsgspecError as error:
+            raise StorageError("ST104", f"{self._path} is not a list of suspicions: {error}") from error
+        except OSError as error:
+            raise as_storage_error(error, f"reading {self._path}") from error
+
+    def exclude(self, key: str, name: str, reason: Reason) -> Machine:
+        """Take a machine out for ``isolate.quarantine_s``, and remember why. Raises as ``machines``; also ST102."""
+        with self._change() as book:
+            machine = book.machines.setdefault(key, Machine(name=name))
+            machine.score = self.score(machine, reason.at_s) + 1.0
+            machine.scored_s = reason.at_s
+            machine.out_until_s = reason.at_s + self._config.quarantine_s if self._config.quarantine_s else 0.0
+            machine.reasons = [*machine.reasons, reason][-_REASONS:]
+        return machine
+
+    def release(self, key: str, reason: Reason) -> None:
+        """Let it in again; what was held against it stays readable. Raises as ``exclude``."""
+        with self._change() as book:
+            machine = book.machines.get(key)
+            if machine is not None:
+                machine.out_until_s = None
+                machine.reasons = [*machine.reasons, reason][-_REASONS:]
+
+    def score(self, machine: Machine, now_s: float) -> float:
+        """What is held against it by now."""
+        age_days = max(0.0, now_s - machine.scored_s) / _DAY_S
+        return machine.score * 0.5 ** (age_days / self._config.half_life_days)
+
+    @contextmanager
+    def _change(self) -> Generator[_Book]:
+        try:
+            ops.make_dirs(self._path.parent)
+            fd = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError("ST102", f"cannot use {self._path.parent}: {error.strerror}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            book = _Book(machines=self.machines())
+            yield book
+            write_json_atomic(self._path, msgspec.to_builtins(book))
+        finally:
+            os.close(fd)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midwatch.config import WatchConfig
 from midwatch.pulse import Flag, Slot
-from midwatch.supervise.watch import IdleWatch, RankWatch
+from midwatch.supervise.watch import RankWatch
 from midwatch.supervise.wire import Resumed, Suspected
 
 SECOND = 1_000_000_000
@@ -155,14 +155,3 @@ def test_what_was_resumed_is_told_once() -> None:
     (fact,) = known.feed(resumed, "S", SECOND)
     assert fact == Resumed(attempt=1, rank=3, step=9, checkpoint="d" * 16, config_hash="c" * 16)
     assert known.feed(resumed, "S", 2 * SECOND) == []
-
-
-def test_work_or_a_written_line_ends_idleness() -> None:
-    idle = IdleWatch(0)
-    assert idle.feed(0.0, 0, 10 * SECOND) == 10.0
-    assert idle.feed(0.1, 0, 20 * SECOND) == 20.0, "a background thread's crumbs are not work"
-    assert idle.feed(5.0, 0, 21 * SECOND) == 0.0
-    assert idle.feed(5.0, 10, 31 * SECOND) == 0.0
-    assert idle.feed(5.0, 10, 41 * SECOND) == 10.0
-    idle.forgive(41 * SECOND)
-    assert idle.feed(5.0, 10, 42 * SECOND) == 1.0

@@ -24,10 +24,10 @@ from midwatch.supervise.sample import RankView
 from midwatch.supervise.spawn import NodeSetup, log_paths, open_output, rank_environment, start_rank
 from midwatch.supervise.waiting import ExitWatch
 from midwatch.supervise.warm import ForkedRank, Parked
-from midwatch.supervise.watch import IdleWatch, RankWatch
+from midwatch.supervise.watch import RankWatch
 from midwatch.supervise.wire import Exited, Fact, RankStatus, StartRanks, Suspected
+from midwatch.supervise.zero_code import Look, StandstillWatch, main_thread_ns
 
-_IDLE_LOOK_NS: Final = 1_000_000_000
 _NOT_STARTED: Final = 127
 """The shell's code for "command not found": reported when a rank could not even be executed."""
 
@@ -40,9 +40,8 @@ class RankProc:
         self.local_rank = local_rank
         self.out, self.err, self.error = files
         self.watch = watch
-        self.idle = IdleWatch(time.monotonic_ns())
         self.is_idle = False
-        """Without a beat: was found standing still with all others, and has not moved since."""
+        """Without a beat: was found standing still with all others, and none of them has moved since."""
         self.process: subprocess.Popen[bytes] | ForkedRank | None = None
         self.exit_watch: ExitWatch | None = None
         self.exited: Exited | None = None
@@ -80,8 +79,7 @@ class LocalAttempt:
         self.number = start.attempt
         self.started_ns = time.monotonic_ns()
         self.is_stopping = False
-        self._patience_s = config.phase_timeout_s
-        self._idle_look_ns = 0
+        self._standstill = StandstillWatch(config, self.started_ns)
         self._tell = tell
         self._on_change: list[Callable[[], None]] = []
         self._slots: SlotFile | None = None
@@ -167,16 +165,16 @@ class LocalAttempt:
     def poll(self, now_ns: int) -> None:
         """Look at every living rank once and tell what is new."""
         self._compare_counts()
+        looks: dict[int, Look] = {}
         for proc in self.ranks:
             if not proc.is_alive or self.is_stopping:
                 continue
             stat = read_stat(proc.pid)
             for fact in proc.watch.feed(self.slot(proc), stat.state if stat else "?", now_ns):
                 self._tell(fact)
-
-        if now_ns - self._idle_look_ns >= _IDLE_LOOK_NS and not self.is_stopping:
-            self._idle_look_ns = now_ns
-            self._look_for_standstill(now_ns)
+            looks[proc.rank] = Look(main_thread_ns(proc.pid), _written(proc), stat.state if stat else "?")
+        if looks:
+            self._look_for_standstill(looks, now_ns)
 
     def _compare_counts(self) -> None:
         if self._comparer is None or self._reader is None or self.is_stopping:
@@ -201,21 +199,20 @@ class LocalAttempt:
     def forgive(self, now_ns: int) -> None:
         for proc in self.ranks:
             proc.watch.forgive(now_ns)
-            proc.idle.forgive(now_ns)
+        self._standstill.forgive(now_ns)
 
-    def _look_for_standstill(self, now_ns: int) -> None:
-        """Ranks that do not beat: a hang is only when none of this node computes or writes a line any more.
-
-        A single idle rank may wait for a peer that evaluates or saves, so all of them must be idle together.
-        """
+    def _look_for_standstill(self, looks: Mapping[int, Look], now_ns: int) -> None:
+        """Ranks that do not beat: suspected when none of this node moves for longer than they ever do."""
+        idle_s = self._standstill.feed(looks, now_ns)
         alive = [proc for proc in self.ranks if proc.is_alive]
-        idle = {proc.rank: proc.idle.feed(*_activity(proc), now_ns) for proc in alive}
-        for proc in alive:
-            proc.is_idle = proc.is_idle and idle[proc.rank] > 0.0
-        if not alive or any(self.slot(proc).is_attached for proc in alive) or min(idle.values()) < self._patience_s:
+        if idle_s == 0.0:
+            for proc in alive:
+                proc.is_idle = False
+        deadline_s = self._standstill.deadline_s
+        if idle_s < deadline_s or any(self.slot(proc).is_attached for proc in alive):
             return
+        self._standstill.forgive(now_ns)
         for proc in alive:
-            proc.idle.forgive(now_ns)
             proc.is_idle = True
             self._tell(
                 Suspected(
@@ -223,9 +220,9 @@ class LocalAttempt:
                     rank=proc.rank,
                     step=None,
                     phase="",
-                    silent_s=round(idle[proc.rank], 3),
-                    deadline_s=self._patience_s,
-                    proc_state=_state(proc),
+                    silent_s=round(idle_s, 3),
+                    deadline_s=round(deadline_s, 3),
+                    proc_state=looks[proc.rank].state if proc.rank in looks else "?",
                 )
             )
 
@@ -314,14 +311,12 @@ class LocalAttempt:
         )
 
 
-def _activity(proc: RankProc) -> tuple[float, int]:
-    stat = read_stat(proc.pid)
-    return (stat.cpu_s if stat else 0.0), sum(path.stat().st_size for path in (proc.out, proc.err) if path.exists())
-
-
-def _state(proc: RankProc) -> str:
-    stat = read_stat(proc.pid)
-    return stat.state if stat else "?"
+def _written(proc: RankProc) -> int:
+    total = 0
+    for path in (proc.out, proc.err):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size
+    return total
 
 
 def _status(proc: RankProc, slot: Slot, now_ns: int, counts: tuple[CollectiveCount, ...]) -> RankStatus:

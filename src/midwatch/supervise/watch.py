@@ -17,31 +17,6 @@ _REPEAT_S: Final = 5.0
 """A suspicion that nothing came of is raised again after one more deadline, but not more often than this."""
 
 
-_IDLE_SHARE: Final = 0.02
-"""Of a core: a process that only waits wakes a few threads now and then and stays below this."""
-_IDLE_GIFT_S: Final = 0.05
-
-
-class IdleWatch:
-    """How long a rank that does not beat has neither computed nor written a line."""
-
-    def __init__(self, now_ns: int) -> None:
-        self._since_ns = now_ns
-        self._cpu_s = 0.0
-        self._written = 0
-
-    def forgive(self, now_ns: int) -> None:
-        self._since_ns = now_ns
-
-    def feed(self, cpu_s: float, written: int, now_ns: int) -> float:
-        """CPU seconds and log bytes so far; returns the seconds of idleness."""
-        idle_s = (now_ns - self._since_ns) / 1e9
-        if written != self._written or cpu_s - self._cpu_s > _IDLE_GIFT_S + _IDLE_SHARE * idle_s:
-            self._since_ns, self._cpu_s, self._written = now_ns, cpu_s, written
-            return 0.0
-        return idle_s
-
-
 class RankWatch:
     """What is known about one rank, and when its silence becomes suspicious."""
 

@@ -1,0 +1,112 @@
+"""Scripts that tell nothing: when standing still is a hang, and when it is a pause they take now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from midwatch.config import DetectConfig, WatchConfig
+from midwatch.supervise.zero_code import Look, StandstillWatch
+
+LOOK_S = 0.05
+Moves = Callable[[float], bool]
+
+
+class Watched:
+    """Two ranks, looked at twenty times a second."""
+
+    def __init__(self, **config: object) -> None:
+        self.watch = StandstillWatch(WatchConfig(**config), 0)  # type: ignore[arg-type]
+        self.now = 0.0
+        self.run_ns = {0: 0, 1: 0}
+        self.written = 0
+        self.states = {0: "S", 1: "S"}
+
+    def look(self, *moving: int, wrote: bool = False) -> float:
+        self.now += LOOK_S
+        self.written += wrote
+        for rank in moving:
+            self.run_ns[rank] += 5_000_000
+        looks = {rank: Look(self.run_ns[rank], self.written, self.states[rank]) for rank in self.run_ns}
+        return self.watch.feed(looks, round(self.now * 1e9))
+
+    def train(self, seconds: float, *, pause_s: float = 0.1) -> None:
+        """Steps that compute for a moment and wait ``pause_s``."""
+        end = self.now + seconds
+        while self.now < end:
+            self.look(0, 1)
+            for _ in range(round(pause_s / LOOK_S)):
+                self.look()
+
+    def until_suspected(self) -> float:
+        began = self.now
+        while self.look() < self.watch.deadline_s:
+            assert self.now - began < 3600
+        return self.now - began
+
+
+def test_a_hang_of_all_ranks_is_suspected_after_the_floor() -> None:
+    run = Watched()
+    run.train(5.0)
+    assert run.watch.deadline_s == 5.0
+    assert 4.8 <= run.until_suspected() <= 5.2, "from the last move on"
+
+
+def test_the_deadline_is_ten_ordinary_pauses() -> None:
+    run = Watched()
+    run.train(60.0, pause_s=1.5)
+    assert 14.0 <= run.watch.deadline_s <= 16.0
+
+
+def test_a_pause_that_was_taken_once_is_allowed_again() -> None:
+    run = Watched()
+    run.train(10.0)
+    run.train(4.0, pause_s=4.0)
+    run.train(10.0)
+    assert run.watch.deadline_s > 10.0, "an evaluation of four seconds may take ten another time"
+
+
+def test_before_anything_is_known_patience_is_long() -> None:
+    run = Watched(phase_timeout_s=600.0)
+    run.train(1.0)
+    assert run.watch.deadline_s == 600.0
+
+
+def test_a_script_that_never_pauses_is_learned_by_the_second() -> None:
+    run = Watched()
+    for _ in range(round(25 / LOOK_S)):
+        run.look(0, 1)
+    assert run.watch.deadline_s == 5.0
+
+
+def test_one_rank_that_works_is_enough() -> None:
+    run = Watched()
+    run.train(5.0)
+    assert all(run.look(1) == 0.0 for _ in range(400))
+
+
+def test_a_line_of_output_is_a_move() -> None:
+    run = Watched()
+    run.train(5.0)
+    run.look()
+    assert run.look(wrote=True) == 0.0
+
+
+def test_waiting_for_storage_is_not_standing_still() -> None:
+    run = Watched()
+    run.train(5.0)
+    run.states[0] = "D"
+    assert all(run.look() == 0.0 for _ in range(400))
+
+
+def test_it_can_be_switched_off() -> None:
+    run = Watched(detect=DetectConfig(zero_code=False))
+    run.train(60.0)
+    assert run.watch.deadline_s == 600.0
+
+
+def test_when_the_agent_itself_did_not_run_nobody_stood_still() -> None:
+    run = Watched()
+    run.train(5.0)
+    run.now += 60.0
+    run.watch.forgive(round(run.now * 1e9))
+    assert run.look() <= LOOK_S + 1e-6

@@ -123,8 +123,9 @@ def _moving(evidence: Evidence, alive: Sequence[Living]) -> str:
     # A rank that spins in a collective burns CPU, too (NCCL polls), so only those outside count. Not only suspects: the
     # ones past their deadline may be the victims of one that evaluates. A rank that reports steps is excused once; of
     # one that reports nothing, work is all that can be known.
+    tells_nothing = bool(evidence.suspected) and all(step is None for _, step in evidence.suspected)
+    is_excused = evidence.extensions == 0 or (tells_nothing and not evidence.resumed)
     for one in alive:
-        is_excused = evidence.extensions == 0 or not one.rank.is_attached
         if is_excused and not one.is_waiting and frames.is_busy(one.rank, evidence.window_s):
             used = f"{one.rank.cpu_delta_s:.2f} CPU seconds in {evidence.window_s:g} s"
             return f"rank {one.rank.rank} is busy{_stack_text(one)}: {used}"

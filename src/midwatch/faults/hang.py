@@ -19,6 +19,11 @@ from midwatch.faults.types import Confidence, Evidence, Frame, RankEvidence
 _PLAIN_STATES = {"T": "frozen", "D": "stuck_in_kernel"}
 
 
+_BLIND_EXTENSIONS = 5
+"""Of a script that tells nothing, ranks that all wait for each other may be setting up a process group, which takes
+tens of seconds on many nodes: five extensions, each longer than the one before, are more than a minute at least."""
+
+
 class Living(msgspec.Struct, frozen=True):
     """One live rank and where it is."""
 
@@ -123,8 +128,7 @@ def _moving(evidence: Evidence, alive: Sequence[Living]) -> str:
     # A rank that spins in a collective burns CPU, too (NCCL polls), so only those outside count. Not only suspects: the
     # ones past their deadline may be the victims of one that evaluates. A rank that reports steps is excused once; of
     # one that reports nothing, work is all that can be known.
-    tells_nothing = bool(evidence.suspected) and all(step is None for _, step in evidence.suspected)
-    is_excused = evidence.extensions == 0 or (tells_nothing and not evidence.resumed)
+    is_excused = evidence.extensions == 0 or _tells_nothing(evidence)
     for one in alive:
         if is_excused and not one.is_waiting and frames.is_busy(one.rank, evidence.window_s):
             used = f"{one.rank.cpu_delta_s:.2f} CPU seconds in {evidence.window_s:g} s"
@@ -197,7 +201,8 @@ def _everywhere(evidence: Evidence, alive: Sequence[Living]) -> Located:
             lines=(f"rank {behind[0].rank.rank} is at step {behind[0].rank.step}", *_waiting_lines(alive)),
             confidence="likely" if len(behind) == 1 else "weak",
         )
-    if evidence.extensions == 0 and alive and all(one.is_waiting for one in alive):
+    patience = _BLIND_EXTENSIONS if _tells_nothing(evidence) else 1
+    if evidence.extensions < patience and alive and all(one.is_waiting for one in alive):
         # A cable out for some seconds looks just like this, and TCP mends it by itself: wait once more.
         message = "all ranks wait for each other, as during a short cut of the network"
         return Located(fault_class="no_fault", confidence="weak", message=message, lines=(message,))
@@ -210,6 +215,11 @@ def _everywhere(evidence: Evidence, alive: Sequence[Living]) -> Located:
         lines=_waiting_lines(alive) or (where,),
         phrase=where,
     )
+
+
+def _tells_nothing(evidence: Evidence) -> bool:
+    """A script without steps was suspected because it stands still."""
+    return bool(evidence.suspected) and all(step is None for _, step in evidence.suspected) and not evidence.resumed
 
 
 def _loading(evidence: Evidence, alive: Sequence[Living]) -> Located:

@@ -30,7 +30,8 @@ TORCH_FREE = [
 ]
 
 DOORS = {"environ", "getenv", "environb"}
-ENVIRONMENT = ("config/", "pulse/", "testing/")
+ENVIRONMENT = ("config/", "pulse/", "testing/", "supervise/parked.py")
+"""The parked process becomes a rank, and so takes a rank's environment on."""
 
 OUTSIDE = {
     "audit/provenance.py": "git, bounded",
@@ -40,6 +41,7 @@ OUTSIDE = {
     "checkpoint/load_test.py": "a process of its own that loads a checkpoint whole",
     "checkpoint/writer.py": "the writer process",
     "cli/_checks.py": "a trial of py-spy",
+    "probes/runner.py": "probes, each a process",
     "storage/fence.py": "the host name in a claim",
     "supervise/address.py": "the listening socket and the own address",
     "supervise/agent.py": "ranks",
@@ -47,18 +49,22 @@ OUTSIDE = {
     "supervise/coordinator.py": "its listening socket",
     "supervise/joining.py": "the host name",
     "supervise/launcher.py": "its children",
+    "supervise/parked.py": "its socket to the agent",
     "supervise/ports.py": "a free port",
     "supervise/prepare.py": "the host name",
     "supervise/ranks.py": "ranks",
     "supervise/sample.py": "py-spy",
     "supervise/spawn.py": "ranks",
+    "supervise/suspicion.py": "the host name",
     "supervise/waiting.py": "children that end",
+    "supervise/warm.py": "the parked process",
 }
 """Who may import ``subprocess``, ``socket`` or ``multiprocessing``, and for what; ``testing/`` may as well."""
 
 BROAD = {
     "supervise/agent.py": "the agent cycle",
     "checkpoint/pipeline.py": "the background writer",
+    "supervise/parked.py": "the imports and the script of others, as an interpreter would",
     "probes/runner.py": "the probe runner",
 }
 
@@ -73,6 +79,7 @@ INNER = {
     "supervise/carry.py": {"faults.types"},
     "supervise/coordinator.py": {"faults.types"},
     "supervise/gathering.py": {"faults.types"},
+    "supervise/late.py": {"faults.types"},
     "supervise/launcher.py": {"core.codes"},
     "supervise/messages.py": {"faults.types"},
     "supervise/sample.py": {"faults.types"},
@@ -207,7 +214,7 @@ def test_errors_are_swallowed_in_three_places_only() -> None:
         if broad and not name_of(path).startswith("testing/"):
             counts[name_of(path)] = broad
     assert set(counts) <= set(BROAD)
-    assert max(counts.values(), default=0) <= 1
+    assert all(count <= (2 if name == "supervise/parked.py" else 1) for name, count in counts.items())
 
 
 def raised_codes(tree: ast.AST) -> Iterator[str]:
@@ -277,7 +284,8 @@ def test_nothing_read_from_disk_can_run() -> None:
         assert not forbidden, name_of(path)
         for call in calls(tree):
             word = dotted(call.func)
-            assert word not in ("eval", "exec", "yaml.load"), name_of(path)
+            is_interpreter = word == "exec" and name_of(path) == "supervise/parked.py"  # of the user's own script
+            assert is_interpreter or word not in ("eval", "exec", "yaml.load"), name_of(path)
             if word == "torch.load":
                 safe = [
                     k for k in call.keywords if k.arg == "weights_only" and getattr(k.value, "value", False) is True

@@ -5,7 +5,6 @@ from midwatch.config.hashing import canonical_json, config_hash
 from midwatch.config.load import LoadedConfig, Origin, dump_config, flatten_config, load_config, trace_config
 from midwatch.config.redact import REDACTED, is_secret_name, redact, redact_environment, redact_list, redact_text
 from midwatch.config.schema import (
-    AdoptConfig,
     CheckpointConfig,
     Config,
     DetectConfig,
@@ -13,7 +12,6 @@ from midwatch.config.schema import (
     IsolateConfig,
     KeepConfig,
     LimitsConfig,
-    LogsConfig,
     RestartConfig,
     ResumeConfig,
     RunConfig,
@@ -25,7 +23,6 @@ from midwatch.config.slurm import slurm_peers
 
 __all__ = [
     "REDACTED",
-    "AdoptConfig",
     "CheckpointConfig",
     "Config",
     "DetectConfig",
@@ -34,7 +31,6 @@ __all__ = [
     "KeepConfig",
     "LimitsConfig",
     "LoadedConfig",
-    "LogsConfig",
     "Origin",
     "RankEnv",
     "RestartConfig",

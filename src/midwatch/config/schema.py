@@ -124,10 +124,6 @@ class DetectConfig(_Leaf, frozen=True, kw_only=True):
     """Count the collectives of each rank and compare the counts at equal steps while training runs."""
     zero_code: bool = True
     """Learn how often a script without the five lines computes and writes lines, and suspect it when it stops."""
-    straggler_factor: Annotated[float, Meta(gt=1)] = 1.5
-    """A rank that needs this many times its peers' median for its own part of a step is reported; never killed."""
-    low_disk_mb: Count = 1024
-    """Warn when less is free in the run folder, /tmp or /dev/shm. 0: never."""
 
 
 class WatchConfig(_Leaf, frozen=True, kw_only=True):
@@ -197,8 +193,8 @@ class GradeConfig(_Leaf, frozen=True, kw_only=True):
 class IsolateConfig(_Leaf, frozen=True, kw_only=True):
     """What happens to a node that caused faults."""
 
-    drain: Literal["off", "ask", "do"] = "ask"
-    """Beyond leaving it out of this run: write the request down for an operator, or let the scheduler drain it."""
+    drain: Literal["off", "ask"] = "ask"
+    """Beyond leaving it out of this run: say which machine an operator should drain."""
     ledger: str = ""
     """The file in which suspicions against nodes are kept from job to job. Empty: ``<run.dir>/supervisor/nodes.json``.
     """
@@ -228,20 +224,6 @@ class RestartConfig(_Leaf, frozen=True, kw_only=True):
     limits: LimitsConfig = LimitsConfig()
 
 
-class LogsConfig(_Leaf, frozen=True, kw_only=True):
-    """The ranks' output in ``<run.dir>/logs``."""
-
-    max_mb: Count = 256
-    """Of one stream of one rank and attempt; the head and the tail are kept, the middle is given back. 0: no limit."""
-
-
-class AdoptConfig(_Leaf, frozen=True, kw_only=True):
-    """Under another launcher (srun, torchrun, Lightning, Ray): midwatch watches and judges, and starts nothing."""
-
-    end_hung: bool = True
-    """End the ranks of a confirmed hang, so that the other launcher sees an exit code. False: only say so."""
-
-
 class Config(_Leaf, frozen=True, kw_only=True):
     """The whole tree. ``train`` is the user's own table: hyper-parameters that make the config hash."""
 
@@ -251,6 +233,4 @@ class Config(_Leaf, frozen=True, kw_only=True):
     restart: RestartConfig = RestartConfig()
     grade: GradeConfig = GradeConfig()
     isolate: IsolateConfig = IsolateConfig()
-    logs: LogsConfig = LogsConfig()
-    adopt: AdoptConfig = AdoptConfig()
     train: dict[str, Any] = {}

@@ -162,11 +162,6 @@ CODES: dict[str, Code] = {
         "Start again with enough nodes, or keep spares: --nnodes MIN:MAX.",
     ),
     "SV115": Code("node unknown", EXIT_USAGE, "`midwatch node list` shows the nodes that this run knows."),
-    "SV116": Code(
-        "the scheduler refuses or does not answer",
-        EXIT_IO,
-        "The request is kept and tried again; do it by hand if urgent.",
-    ),
     # --- protocol ------------------------------------------------------------------------------------------------
     "PR101": Code("message signature wrong", EXIT_PROTOCOL, "Token and run differ: is this the right run folder?"),
     "PR102": Code(

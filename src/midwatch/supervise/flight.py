@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from midwatch.core import SYSTEM_CLOCK
 from midwatch.faults import MAX_FLIGHT_BYTES, CollectiveCall, FlightError, read_flight
 
 ANSWER_S: Final = 3.0
@@ -77,7 +78,7 @@ async def collect(
         The newest calls by rank, and what could not be had.
     """
     files = list(ranks)
-    since_ns = time.time_ns()
+    since_ns = SYSTEM_CLOCK.wall_ns()
     asked = {one.rank for one in files if is_asking and _ask(one.pipe)}
     end = min(end, time.monotonic() + ANSWER_S)
     results = await asyncio.gather(*(_await(one, since_ns if one.rank in asked else None, end) for one in files))

@@ -11,10 +11,8 @@ from midwatch.supervise.messages import (
     CheckpointVerified,
     CollectivesDiffer,
     Event,
-    NodeWarned,
     ProgressMade,
     RankExited,
-    RankLagged,
     RankResumed,
     RanksGone,
     RanksStarted,
@@ -25,7 +23,6 @@ from midwatch.supervise.wire import (
     Differ,
     Exited,
     Gone,
-    Lagged,
     NumberedFact,
     Probed,
     Resumed,
@@ -33,7 +30,6 @@ from midwatch.supervise.wire import (
     Started,
     StopAsked,
     Suspected,
-    Warned,
 )
 
 _LOOK_NS: Final = 100_000_000
@@ -87,12 +83,6 @@ def translate(member: Member, numbered: NumberedFact, now_ns: int) -> Event | No
             return RanksGone(cause=cause, now_ns=now_ns, node=node, attempt=attempt, leftovers=fact.leftovers)
         case Differ():
             return differ_event(fact, cause, now_ns)
-        case Lagged(attempt=attempt, rank=rank):
-            return RankLagged(
-                cause=cause, now_ns=now_ns, node=node, attempt=attempt, rank=rank, step=fact.step, factor=fact.factor
-            )
-        case Warned(what=what):
-            return NodeWarned(cause=cause, now_ns=now_ns, node=node, what=what, sentence=fact.sentence)
         case StopAsked():
             return StopRequested(cause=cause, now_ns=now_ns, reason=f"{fact.reason} (node {node})")
         case Sampled() | Probed():

@@ -80,18 +80,6 @@ class Differ(_Part, frozen=True, kw_only=True):
     """The newest step that all began with the counts they should have: what was done from then on is in doubt."""
 
 
-class Lagged(_Part, frozen=True, kw_only=True):
-    attempt: int
-    rank: int
-    step: int
-    factor: float
-
-
-class Warned(_Part, frozen=True, kw_only=True):
-    what: str
-    sentence: str
-
-
 class Probed(_Part, frozen=True, kw_only=True):
     question: str
     results: tuple[ProbeResult, ...]
@@ -103,7 +91,7 @@ class StopAsked(_Part, frozen=True, kw_only=True):
     reason: str
 
 
-Fact = Started | Exited | Suspected | Resumed | Sampled | Gone | Differ | Lagged | Warned | Probed | StopAsked
+Fact = Started | Exited | Suspected | Resumed | Sampled | Gone | Differ | Probed | StopAsked
 
 
 class NumberedFact(msgspec.Struct, frozen=True):

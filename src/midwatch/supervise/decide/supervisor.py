@@ -17,7 +17,6 @@ from midwatch.supervise.decide import (
     joining,
     judging,
     launching,
-    noted,
     proof,
     stopping,
 )
@@ -39,10 +38,8 @@ from midwatch.supervise.messages import (
     NodeJoined,
     NodeLost,
     NodesProbed,
-    NodeWarned,
     ProgressMade,
     RankExited,
-    RankLagged,
     RankResumed,
     RanksGone,
     RanksStarted,
@@ -74,16 +71,31 @@ class Supervisor:
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._dropped = 0
         self._was_idle = False
-        self._has_moved = False
 
     @classmethod
-    def restore(cls, run: str, nnodes: int, rules: Rules, facts: RunFacts, *, has_moved: bool = False) -> Supervisor:
-        """Pick up after the coordinator died: wait for the agents, then carry on with what they still run."""
+    def restore(
+        cls,
+        run: str,
+        nnodes: int,
+        rules: Rules,
+        facts: RunFacts,
+        *,
+        has_moved: bool = False,
+        is_host_gone: bool = False,
+    ) -> Supervisor:
+        """Pick up after the coordinator died: wait for the agents, then carry on with what they still run.
+
+        Args:
+            run: As for a new one, like ``nnodes`` and ``rules``.
+            facts: From its ledger.
+            has_moved: Another node hosted it, and that one does not come back.
+            is_host_gone: And it is certain that nothing runs there any more.
+        """
         supervisor = cls(run, nnodes, rules, first_attempt=facts.attempt + 1)
         supervisor._facts = facts
         core = supervisor._core
         core.launches = facts.launches
-        core.has_moved = supervisor._has_moved = has_moved
+        core.has_moved, core.is_host_gone = has_moved, is_host_gone
         core.incidents = facts.incidents
         memory = core.memory
         memory.restarts_used = min(facts.restarts_used, rules.restart.max_restarts)
@@ -201,7 +213,8 @@ class Supervisor:
             "rules": msgspec.to_builtins(core.rules),
             "first_attempt": self._first_attempt,
             "facts": msgspec.to_builtins(self._facts),
-            "has_moved": self._has_moved,
+            "has_moved": core.has_moved,
+            "is_host_gone": core.is_host_gone,
             "is_complete": self._dropped == 0,
             "events": msgspec.to_builtins(list(self._events)),
             "story": [str(chapter) for chapter in core.story.tell()],
@@ -215,9 +228,8 @@ def replay(dump: Mapping[str, Any]) -> tuple[Supervisor, list[list[Instruction]]
     if facts is None:
         supervisor = Supervisor(dump["run"], dump["nnodes"], rules, dump["first_attempt"])
     else:
-        supervisor = Supervisor.restore(
-            dump["run"], dump["nnodes"], rules, facts, has_moved=bool(dump.get("has_moved"))
-        )
+        moved = {name: bool(dump.get(name)) for name in ("has_moved", "is_host_gone")}
+        supervisor = Supervisor.restore(dump["run"], dump["nnodes"], rules, facts, **moved)
     events: list[Event] = msgspec.convert(dump["events"], list[Event])
     return supervisor, [supervisor.handle(event) for event in events]
 
@@ -238,7 +250,6 @@ def _is_about_returning(core: Core, event: Event) -> bool:
         RankExited,
         RankSuspected,
         RankResumed,
-        RankLagged,
         CollectivesDiffer,
         ProgressMade,
         CheckpointVerified,
@@ -313,8 +324,6 @@ _HANDLERS: dict[type[Any], Callable[[Core, Any], None]] = dict(
         _on(EvidenceGathered, _evidence_gathered),
         _on(RanksGone, stopping.ranks_gone),
         _on(CollectivesDiffer, incidents.collectives_differ),
-        _on(RankLagged, noted.rank_lagged),
-        _on(NodeWarned, noted.node_warned),
         _on(NodesProbed, _and_go_on(gating.probed)),
         _on(HoldRequested, holding.hold_requested),
         _on(ResumeRequested, _and_go_on(holding.resume_requested)),

@@ -49,7 +49,7 @@ class Cell:
     """``five`` when the script uses the library: a verified checkpoint is loaded and the resume proved."""
     train_s: float | None = None
     stopped_s: float | None = None
-    """From the fault until every process of the hurt attempt had ended."""
+    """From the end of the first process of the hurt attempt until all of its processes had ended."""
     is_warm: bool | None = None
     """The new ranks were forked from a parked process."""
     detect_s: float | None = None

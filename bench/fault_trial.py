@@ -39,6 +39,7 @@ class Trial:
         self.run_dir = self.dir / "run"
         self.tag = f"BENCH_FAULTS_TAG={self.dir.name}"
         self.fault_t: float | None = None
+        self.exit_t: float | None = None
         self.midwatch_tag = ""
 
     def command(self) -> list[str]:
@@ -114,8 +115,13 @@ class Trial:
 
     def note_stop(self, events: list[dict]) -> None:
         hurt = {e["pid"] for e in events if e["ev"] == "proc_start" and e["t"] <= self.fault_t}
-        if self.cell.stopped_s is None and len(hurt) >= self.nproc and not any(is_running(pid) for pid in hurt):
-            self.cell.stopped_s = round(time.time() - self.fault_t, 2)
+        if self.cell.stopped_s is not None or len(hurt) < self.nproc:
+            return
+        alive = sum(is_running(pid) for pid in hurt)
+        if alive < len(hurt) and self.exit_t is None:
+            self.exit_t = time.time()
+        if not alive:
+            self.cell.stopped_s = round(time.time() - self.exit_t, 2)
 
     def clean_up(self, process: subprocess.Popen) -> None:
         if self.cell.rc is not None:

@@ -11,6 +11,8 @@ from midwatch.supervise.messages import CollectivesDiffer, GatherEvidence, RankS
 
 EVIDENCE_TIMEOUT_S = 20.0
 """Slots, /proc, py-spy (0.1 s a process), log tails, run in parallel on all nodes; agents cap themselves at 10-15 s."""
+_QUICK_LOOKS = 5
+"""Ranks of one attempt end in quick succession; each end asks again, but the longer look must come in the end."""
 _CANNOT_MOVE = ("T", "t", "D")
 """Process states that one sample proves: stopped, traced, uninterruptible."""
 
@@ -118,10 +120,15 @@ def gather(core: Core, incident: Incident, samples: int, *, is_quick: bool = Fal
 
 
 def look_again_now(core: Core) -> None:
-    """A rank ended while we were waiting for exactly that."""
-    if core.incident is not None and "second_look" in core.timers:
-        core.cause = core.incident.cause
-        gather(core, core.incident, 1)
+    """A rank ended while we were waiting for exactly that, or for stacks that its end may make needless."""
+    incident = core.incident
+    if incident is None:
+        return
+    is_slow = incident.trigger == "exit" and not incident.is_quick and incident.quick_looks < _QUICK_LOOKS
+    if "second_look" in core.timers or (is_slow and "evidence" in core.timers):
+        core.cause = incident.cause
+        incident.quick_looks += is_slow
+        gather(core, incident, 1, is_quick=is_slow)
 
 
 def second_look_due(core: Core) -> None:

@@ -110,6 +110,8 @@ class Incident(msgspec.Struct, kw_only=True):
     has_second_look: bool = False
     is_quick: bool = False
     """What was asked for last was only what is there at once."""
+    quick_looks: int = 0
+    """So often such a look took the place of a longer one."""
     lost_nodes: list[str] = msgspec.field(default_factory=list)
     doubtful_from: int | None = None
     """States saved from this step on are not to be trusted: ranks had gone out of step."""

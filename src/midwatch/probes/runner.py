@@ -16,6 +16,8 @@ from midwatch.probes.answers import Answer
 from midwatch.probes.checks import CHECKS
 
 _OUTPUT_BYTES: Final = 64 * 1024
+_KILL_S: Final = 0.5
+"""A killed process is gone in a millisecond; one that hangs in the kernel is left there."""
 _PAUSE_S: Final = 0.02
 """Between two looks whether a probe has ended; no thread is started for it, since callers must not have any."""
 
@@ -50,7 +52,7 @@ async def _ask(name: str, run_dir: Path, cap_s: float, running: set[int]) -> Ans
         end = time.monotonic() + cap_s
         while process.poll() is None:
             if time.monotonic() > end:
-                process.kill()  # One that hangs in the kernel stays; it is not waited for.
+                await _end(process)
                 return Answer(probe=name, status="unknown", text=f"no answer within {cap_s:g} s")
             await asyncio.sleep(_PAUSE_S)
         assert process.stdout is not None
@@ -61,3 +63,10 @@ async def _ask(name: str, run_dir: Path, cap_s: float, running: set[int]) -> Ans
         running.discard(process.pid)
         if process.stdout is not None:
             process.stdout.close()
+
+
+async def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    end = time.monotonic() + _KILL_S
+    while process.poll() is None and time.monotonic() < end:
+        await asyncio.sleep(_PAUSE_S)

@@ -48,6 +48,9 @@ class Cell:
     form: str = ""
     """``five`` when the script uses the library: a verified checkpoint is loaded and the resume proved."""
     train_s: float | None = None
+    again_s: float | None = None
+    """The same from the end of the first process: an exception takes up to half a second to unwind, which is the
+    script's own time with any launcher."""
     stopped_s: float | None = None
     """From the end of the first process of the hurt attempt until all of its processes had ended."""
     is_warm: bool | None = None

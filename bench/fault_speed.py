@@ -1,4 +1,7 @@
-"""A certain exit of one rank, from the fault to training again: midwatch beside torchrun, by turns, with the bars.
+"""A certain exit of one rank, from its end to training again: midwatch beside torchrun, by turns, with the bars.
+
+Counted from the end of the first process, for both: what an exception takes to unwind before (0.3 to 0.5 s, printed
+too) is the script's own. Training again means that every new rank has finished a step, which itself takes 0.05 s.
 
 The fault comes once the run has settled (midwatch has its parked process), which is when crashes come that cost
 anything. Both forms of the script are measured: unchanged (it resumes from a step number in a file, with both
@@ -81,8 +84,9 @@ def speed(faults: list[str], rounds: int, out: Path) -> int:
                 with out.open("a") as file:
                     file.write(json.dumps(asdict(cell)) + "\n")
                 print(
-                    f"{launcher:9s}{form:6s}{fault:8s} stopped {cell.stopped_s} s, training again {cell.train_s} s, "
-                    f"warm {cell.is_warm}, blames {cell.blamed} {cell.confidence}, left {cell.leftovers}",
+                    f"{launcher:9s}{form:6s}{fault:8s} stopped {cell.stopped_s} s, training again {cell.again_s} s "
+                    f"(from the fault {cell.train_s} s), warm {cell.is_warm}, "
+                    f"blames {cell.blamed} {cell.confidence}, left {cell.leftovers}",
                     flush=True,
                 )
                 if not cell.leftovers and cell.train_s is not None:
@@ -121,7 +125,7 @@ def report(cells: list[Cell], faults: list[str]) -> int:
 def middle(cells: list[Cell], launcher: str, form: str) -> float:
     """The median; a run that never trained again counts as endless."""
     own = [c for c in cells if (c.launcher, c.form) == (launcher, form)]
-    return statistics.median(math.inf if c.train_s is None else c.train_s for c in own) if own else math.nan
+    return statistics.median(math.inf if c.again_s is None else c.again_s for c in own) if own else math.nan
 
 
 def percentile(values: list[float], share: float) -> float:

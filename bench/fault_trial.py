@@ -112,6 +112,7 @@ class Trial:
                 first.setdefault(e["rank"], e["t"])
         if len(first) >= self.nproc:
             self.cell.train_s = round(max(first.values()) - self.fault_t, 2)
+            self.cell.again_s = round(max(first.values()) - (self.exit_t or self.fault_t), 2)
 
     def note_stop(self, events: list[dict]) -> None:
         hurt = {e["pid"] for e in events if e["ev"] == "proc_start" and e["t"] <= self.fault_t}

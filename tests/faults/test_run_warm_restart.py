@@ -119,6 +119,11 @@ def test_a_forked_rank_finds_the_world_of_a_cold_one(run: Warm, fault: str) -> N
     if fault == "raise":
         texts = [next((run.run_dir / "logs" / f"a000{n}").glob("*r00001.err")).read_text() for n in (1, 2)]
         assert texts[0] == texts[1], "and its traceback is the interpreter's own"
+    for incident in (run.run_dir / "incidents").iterdir():
+        ends = {
+            rank["rank"]: rank["exit_code"] for rank in json.loads((incident / "evidence.json").read_text())["ranks"]
+        }
+        assert ends[1] == {"raise": 1, "exit3": 3}[fault], "what was judged stays as it was"
     run.assert_nothing_left()
 
 

@@ -224,6 +224,13 @@ class RestartConfig(_Leaf, frozen=True, kw_only=True):
     limits: LimitsConfig = LimitsConfig()
 
 
+class LogsConfig(_Leaf, frozen=True, kw_only=True):
+    """The ranks' output in ``<run.dir>/logs``."""
+
+    max_mb: Count = 256
+    """Of one stream of one rank and attempt: the head and the tail are kept, the middle is given back. 0: no limit."""
+
+
 class Config(_Leaf, frozen=True, kw_only=True):
     """The whole tree. ``train`` is the user's own table: hyper-parameters that make the config hash."""
 
@@ -233,4 +240,5 @@ class Config(_Leaf, frozen=True, kw_only=True):
     restart: RestartConfig = RestartConfig()
     grade: GradeConfig = GradeConfig()
     isolate: IsolateConfig = IsolateConfig()
+    logs: LogsConfig = LogsConfig()
     train: dict[str, Any] = {}

@@ -74,6 +74,8 @@ class Hands:
         self._teardown: Teardown | None = None
         self._late: set[str] = set()
         """Incidents whose ranks' last words are still to be read."""
+        self._full = frozenset[int]()
+        """The attempt for which it was said that its logs have no room."""
         self._sampler = Sampler(setup.node, KernelLog())
         self._parking = Parking(setup, self._say, self._sampler.helpers) if is_warm else None
 
@@ -94,8 +96,15 @@ class Hands:
     def poll(self, now_ns: int) -> None:
         if self._attempt is not None:
             self._attempt.poll(now_ns)
+            self._mind_logs(self._attempt)
             if self._parking is not None:
                 self._parking.look(self._attempt, now_ns)
+
+    def _mind_logs(self, attempt: LocalAttempt) -> None:
+        if attempt.logs.is_disk_full and attempt.number not in self._full:
+            self._full = frozenset({attempt.number})
+            sentence = f"the disk with the logs is full ({self.setup.run_dir}): ranks that print much may fail"
+            self._say(sentence, "error")
 
     def forgive(self, now_ns: int) -> None:
         if self._attempt is not None:

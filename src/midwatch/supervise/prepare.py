@@ -223,6 +223,7 @@ def agent_task(plan: Plan, *, url: str, token: str, run: str, address: str, conf
         run=run,
         run_dir=str(plan.paths.run_dir),
         config_path=str(config_path or ""),
+        log_limit_mb=request.config.logs.max_mb,
     )
     return AgentSpec(
         setup=setup,

@@ -19,6 +19,7 @@ from midwatch.pulse import Flag, PulseReader, Slot, SlotFile
 from midwatch.supervise.desync import CountComparer, Milestones
 from midwatch.supervise.flight import files_of
 from midwatch.supervise.kernel import oom_kill_count
+from midwatch.supervise.logcap import LogCap
 from midwatch.supervise.procs import SHM, read_stat
 from midwatch.supervise.sample import RankView
 from midwatch.supervise.spawn import NodeSetup, log_paths, open_output, rank_environment, start_rank
@@ -90,6 +91,7 @@ class LocalAttempt:
         """Its ranks were forked from the parked process."""
         self._comparer = CountComparer(start.attempt) if config.detect.collectives else None
         self._milestones = Milestones()
+        self.logs = LogCap(setup.log_limit_mb)
         self._oom_base = oom_kill_count(os.getpid())
         run_dir = Path(setup.run_dir)
         self.ranks = [
@@ -120,6 +122,10 @@ class LocalAttempt:
                 self._start_cold(proc)
             if proc.process is not None:
                 proc.exit_watch = ExitWatch(proc.pid, lambda proc=proc: self._reap(proc))
+        self._keep_logs()
+
+    def _keep_logs(self) -> None:
+        self.logs.look(path for proc in self.ranks for path in (proc.out, proc.err))
 
     def environment(self, proc: RankProc) -> dict[str, str]:
         """Of one rank, as it was or will be started."""
@@ -165,6 +171,7 @@ class LocalAttempt:
     def poll(self, now_ns: int) -> None:
         """Look at every living rank once and tell what is new."""
         self._compare_counts()
+        self._keep_logs()
         looks: dict[int, Look] = {}
         for proc in self.ranks:
             if not proc.is_alive or self.is_stopping:
@@ -271,6 +278,7 @@ class LocalAttempt:
         for proc in self.ranks:
             if proc.exit_watch:
                 proc.exit_watch.close()
+        self.logs.close()
         if self._slots is not None:
             self._slots.unlink()
             self._slots.close()

@@ -34,6 +34,8 @@ class NodeSetup(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     run_dir: str
     config_path: str
+    log_limit_mb: int = 256
+    """Of each output file; 0: no limit."""
 
 
 def resolve_command(command: Sequence[str]) -> tuple[str, ...]:

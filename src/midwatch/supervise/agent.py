@@ -26,7 +26,7 @@ import msgspec
 from midwatch.core import MidwatchError, ProtocolError, boot_id
 from midwatch.supervise.chat import Console, open_stdin, read_lines
 from midwatch.supervise.hands import Hands
-from midwatch.supervise.link import Link, Refused, read_endpoint
+from midwatch.supervise.link import ANSWER_S, Link, Refused, read_endpoint
 from midwatch.supervise.outbox import Outbox
 from midwatch.supervise.procs import become_subreaper
 from midwatch.supervise.protocol import read_token
@@ -43,6 +43,12 @@ LAG_S: Final = 1.0
 """A cycle this late means that the agent itself did not run: what looks like silence of the ranks may be ours."""
 HOLD_S: Final = 20.0
 """How long the coordinator may hold an order poll open."""
+_LEAST_ANSWER_S: Final = 2.0
+"""A third of ``watch.agent_timeout_s``, at least this, is waited for an answer: a host that is gone says nothing, and
+within the time-out there must be another try, at the address where another node may host by then."""
+_MIND_S: Final = 0.5
+_UNHEARD_S: Final = 1.0
+"""Beyond the pace of reports: for the answer."""
 _GOODBYE_S: Final = 1.0
 """For the last report: inside one cluster it takes milliseconds."""
 _RETRY_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -60,7 +66,8 @@ class Agent:
         self._outbox = Outbox()
         self._hands = Hands(spec.setup, spec.watch, self._outbox, console, is_warm=spec.is_warm)
         self._session = ""
-        self._unreached = time.monotonic()
+        self._heard = time.monotonic()
+        self._answer_s = min(ANSWER_S, max(_LEAST_ANSWER_S, spec.watch.agent_timeout_s / 3))
         self._last_order = 0
         self._report_s = REPORT_S
         self._joined = asyncio.Event()
@@ -70,7 +77,7 @@ class Agent:
 
     async def run(self, lines: asyncio.StreamReader) -> int:
         """Work until the run is over or the launcher is gone; returns the exit code of this process."""
-        loops = [self._guarded(loop()) for loop in (self._watch, self._talk, self._obey)]
+        loops = [self._guarded(loop()) for loop in (self._watch, self._talk, self._obey, self._mind_silence)]
         tasks = [asyncio.create_task(loop) for loop in [*loops, self._listen(lines)]]
         await self._over.wait()
         await self._hands.end_everything()
@@ -117,13 +124,14 @@ class Agent:
     async def _talk(self) -> None:
         failures = 0
         while True:
+            began = time.monotonic()
             try:
                 if not self._joined.is_set():
                     await self._join()
                 await self._report()
                 failures = 0
             except ProtocolError as error:
-                await self._pause(error, failures)
+                await self._pause(error, failures, began)
                 failures += 1
                 continue
             except Refused as refused:
@@ -133,7 +141,7 @@ class Agent:
             await self._outbox.wait(self._report_s)
 
     async def _join(self) -> None:
-        hello = await self._link.hello()
+        hello = await self._link.hello(timeout_s=self._answer_s)
         spec = self._spec
         join = Join(
             node=self._hands.setup.node,
@@ -151,7 +159,7 @@ class Agent:
             machine=machine_key(),
             running_attempt=self._hands.running_attempt,
         )
-        welcome = await self._link.ask("report", "/v1/join", join, Welcome)
+        welcome = await self._link.ask("report", "/v1/join", join, Welcome, timeout_s=self._answer_s)
         self._hands.settle(welcome.node, hello.run)
         if hello.session != self._session:
             # Another coordinator process: it counts its orders from one and has heard nothing from us.
@@ -171,22 +179,30 @@ class Agent:
             ranks=self._hands.statuses(),
             seen_order=self._last_order,
         )
-        receipt = await self._link.ask(channel, "/v1/report", report, Receipt)
+        receipt = await self._link.ask(channel, "/v1/report", report, Receipt, timeout_s=self._answer_s)
+        self._heard = time.monotonic()
         self._outbox.acknowledge(receipt.upto)
         self._report_s = receipt.report_s
 
-    async def _pause(self, error: ProtocolError, failures: int) -> None:
+    async def _pause(self, error: ProtocolError, failures: int, began: float) -> None:
         # A foreign answer is as good as none: say so and try again from the first question.
         (_log.info if failures else _log.warning)("coordinator: %s", error.message)
         self._joined.clear()
-        if not failures:
-            self._unreached = time.monotonic()
-        self._console.send("unreached", seconds=time.monotonic() - self._unreached)
         self._look_for_another()
-        if not self._hands.has_working_ranks and time.monotonic() - self._unreached > self._spec.patience_s:
+        if not self._hands.has_working_ranks and time.monotonic() - self._heard > self._spec.patience_s:
             self._console.send("refused", error=error.code, message=error.message)
             self._over.set()
-        await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+        # Waiting in vain for an answer was a pause already; a coordinator that comes back must not wait for us.
+        pause_s = _RETRY_S[min(failures, len(_RETRY_S) - 1)] - (time.monotonic() - began)
+        await asyncio.sleep(max(_RETRY_S[0], pause_s))
+
+    async def _mind_silence(self) -> None:
+        """The launcher decides what it means, and needs to know while an answer is still waited for."""
+        while True:
+            await asyncio.sleep(_MIND_S)
+            unheard_s = time.monotonic() - self._heard
+            if unheard_s > self._report_s + _UNHEARD_S:
+                self._console.send("unreached", seconds=unheard_s)
 
     def _look_for_another(self) -> None:
         """Another node may host the coordinator by now; the run folder says where."""

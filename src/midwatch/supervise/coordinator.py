@@ -29,6 +29,7 @@ from midwatch.supervise.carry import Carrier
 from midwatch.supervise.chat import Console, open_stdin, read_lines
 from midwatch.supervise.decide import InvalidTransition, RunFacts, Supervisor
 from midwatch.supervise.door import Door
+from midwatch.supervise.failover import read_holder
 from midwatch.supervise.gathering import Gathering
 from midwatch.supervise.members import Member, Members
 from midwatch.supervise.messages import (
@@ -82,7 +83,15 @@ class Coordinator:
             if spec.takes_over:
                 # Its monotonic clock was another machine's.
                 facts.launched_ns = time.monotonic_ns()
-            return Supervisor.restore(spec.carry.run, spec.nnodes, spec.rules, facts, has_moved=spec.takes_over)
+            is_host_gone = spec.takes_over and not spec.is_seized
+            return Supervisor.restore(
+                spec.carry.run,
+                spec.nnodes,
+                spec.rules,
+                facts,
+                has_moved=spec.takes_over,
+                is_host_gone=is_host_gone,
+            )
         first = carrier.epoch + 1
         data = {
             "tag": spec.carry.tag,
@@ -158,9 +167,17 @@ class Coordinator:
                     "this process did not run for %.1f s: silence of the agents is forgiven", now - self._ticked
                 )
                 self.members.forgive(time.monotonic_ns())
+                self._look_at_seat()
             self._ticked = now
             self._look_for_silence()
             self._tick()
+
+    def _look_at_seat(self) -> None:
+        """We stood still, and another node may have taken over: then not one more line into its ledger."""
+        holder = read_holder(Path(self._spec.carry.run_dir) / "supervisor")
+        if holder.get("tag", self._spec.carry.tag) != self._spec.carry.tag:
+            _log.warning("another node hosts this run now: giving way")
+            os._exit(0)
 
     def _look_for_silence(self) -> None:
         limit_ns = self._spec.rules.watch.agent_timeout_s * 1e9

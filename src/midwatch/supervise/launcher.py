@@ -20,19 +20,13 @@ from typing import Any, Final
 import msgspec
 
 from midwatch.config import inherited_environment
-from midwatch.core import StorageError
+from midwatch.core import MidwatchError
 from midwatch.core.codes import CODES, EXIT_INTERNAL, EXIT_REQUEUE
 from midwatch.supervise.address import route_address
 from midwatch.supervise.child import Child
 from midwatch.supervise.ending import Result, how_it_ended
-from midwatch.supervise.prepare import (
-    FolderLock,
-    Host,
-    Plan,
-    agent_task,
-    refuse_second,
-    write_rank_config,
-)
+from midwatch.supervise.failover import FolderLock, Vigil, refuse_second
+from midwatch.supervise.prepare import Host, Plan, agent_task, write_rank_config
 from midwatch.supervise.presence import Presence, sweep_the_dead
 from midwatch.supervise.procs import TAG_VARIABLE, become_subreaper, children, kill_tagged, sweep_shm
 from midwatch.supervise.specs import AgentSpec
@@ -50,9 +44,6 @@ _FORCE_S: Final = 10.0
 """After a repeated signal, beyond the grace: for the coordinator to end the ranks; then we do."""
 _UNHEARD_S: Final = 90.0
 """After the first signal, beyond both graces: covers the core's time for SIGKILL and the sweep (60 s), and its end."""
-_TAKE_OVER_S: Final = 2.0
-"""Out of reach this long, and its folder lock free: no restart of the coordinator on its own node takes so long, and
-that launcher would keep the lock."""
 _LOOK_S: Final = 1.0
 """Between two looks whether a child stands still."""
 _STOPPED_S: Final = 3.0
@@ -68,17 +59,17 @@ class Launcher:
 
     Args:
         plan: Checked.
-        lock: The folder's, when this node hosts the coordinator.
+        host: When this node hosts the coordinator.
         say: Shows a sentence (and its level) to people.
         tee: Which ranks' output to show.
         out: File descriptor for the ranks' stdout.
     """
 
     def __init__(self, plan: Plan, host: Host | None, say: Say, tee: Mode, out: int) -> None:
-        self._lock: FolderLock | None = None
-        """Held since this launcher has taken the run over."""
         self._plan = plan
         self._host = host
+        """Changes when the run is taken over, by us or from us."""
+        self._vigil = Vigil(plan.paths.supervisor_dir, plan.tag, plan.request.config.watch.agent_timeout_s)
         self._say = say
         self._tee = Tee(tee, out, 2)
         self._env = inherited_environment() | {TAG_VARIABLE: plan.tag}
@@ -199,24 +190,39 @@ class Launcher:
         self._finish(Result(exit_code=exit_code, error=error, sentence=message))
 
     def _unreached(self, seconds: float) -> None:
-        """The coordinator does not answer. Where its launcher has let go of the run folder it is gone for good."""
-        if self._host is not None or seconds < _TAKE_OVER_S or self._over.is_set():
+        """The coordinator does not answer. Once its launcher has lost the run folder, one of the others hosts."""
+        if self._host is not None or self._over.is_set():
             return
-        try:
-            lock = FolderLock.take(self._plan.paths.supervisor_dir, self._plan.tag)
-        except StorageError:
-            return  # Shared storage is away: nobody can take over now.
-        if lock is None:
-            return
+        seat = self._vigil.look(seconds, time.monotonic())
+        if seat is not None:
+            self._take_over(seat)
+
+    def _take_over(self, seat: FolderLock) -> None:
         ended = how_it_ended(self._plan.paths.run_dir)
         if ended is not None:
-            lock.release()
+            seat.release()
             self._finish(ended)
             return
-        self._lock, self._host = lock, Host(self._plan, takes_over=True)
-        self._say("the node that hosted the coordinator is gone; this node takes over", "warning")
+        try:
+            self._host = Host(self._plan, seat, takes_over=True, is_seized=self._vigil.is_seized)
+        except (MidwatchError, OSError) as error:
+            # The seat is free again: for another node, or for us at the next look.
+            self._say(f"cannot take over the coordinator: {error}", "error")
+            return
+        how = "does not answer any more" if self._vigil.is_seized else "is gone"
+        self._say(f"the node that hosted the coordinator {how}; this node takes over", "warning")
         with self._starting("coordinator"):
             self._start_coordinator()
+
+    def _give_way(self) -> None:
+        """Another node hosts since we could not be reached: from now on this node is one of the others."""
+        assert self._host is not None
+        self._say("another node hosts the coordinator now; this one goes on without it", "warning")
+        self._host.close()
+        self._host = None
+        self._coordinator.kill()
+        for reason in self._stops:
+            self._agent.send("stop", reason=reason)
 
     async def _show(self) -> None:
         while True:
@@ -226,10 +232,12 @@ class Launcher:
     # --- standing by -------------------------------------------------------------------------------------------
 
     async def _look_after(self) -> None:
-        """A child that somebody has stopped is as good as dead, and a dead one can be replaced."""
+        """A child that somebody has stopped is as good as dead, and a dead one can be replaced. And: is it our seat?"""
         limit_s = self._plan.request.config.watch.agent_timeout_s + _STOPPED_S
         while True:
             await asyncio.sleep(_LOOK_S)
+            if self._host is not None and not self._is_settled and not self._host.keep():
+                self._give_way()
             for name, child in (("coordinator", self._coordinator), ("agent", self._agent)):
                 if child.stopped_s(time.monotonic()) > limit_s:
                     self._say(f"the {name} has been stopped (process state T) for {limit_s:g} s; ending it", "warning")
@@ -245,7 +253,7 @@ class Launcher:
             self._start_guardian()
 
     def _coordinator_ended(self) -> None:
-        if not self._over.is_set() and self._may_restart("coordinator"):
+        if not self._over.is_set() and self._host is not None and self._may_restart("coordinator"):
             self._say("the coordinator died; starting it again, training goes on", "warning")
             with self._starting("coordinator"):
                 self._start_coordinator()
@@ -312,9 +320,8 @@ class Launcher:
         await self._coordinator.end(0.0 if self._is_settled or self._is_forced else _END_S)
         await self._sweep({self._guardian.pid if self._guardian else 0})
         sweep_shm(f"midwatch-{self._plan.tag}-")
-        if self._lock is not None and self._host is not None:
+        if self._host is not None:
             self._host.close()
-            self._lock.release()
         if self._guardian_watch is not None:
             self._guardian_watch.close()
         os.close(self._guardian_pipe)
@@ -341,14 +348,13 @@ def launch(plan: Plan, say: Say, *, tee: Mode = "0", out: int = 1) -> Result:
     Blocking: until the run is over.
     """
     folder = plan.paths.supervisor_dir
-    lock = FolderLock.take(folder, plan.tag)
-    if lock is not None:
-        host = Host(plan)
+    seat = FolderLock.take(folder, plan.tag)
+    if seat is not None:
+        host = Host(plan, seat)
         try:
             return asyncio.run(Launcher(plan, host, say, tee, out).run(host.url, host.token, host.run))
         finally:
             host.close()
-            lock.release()
     if plan.request.most_nodes == 1:
         raise refuse_second(folder)
     return asyncio.run(_join(plan, say, tee, out))

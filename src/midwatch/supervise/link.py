@@ -57,9 +57,10 @@ class Link:
         self.session = ""
         self._counters.clear()
 
-    async def hello(self) -> Hello:
+    async def hello(self, *, timeout_s: float = ANSWER_S) -> Hello:
         """Ask for the session; must come first, and again when the coordinator has changed."""
-        body = await self._send("hello", "POST", "/v1/hello", b"", nonce=secrets.token_hex(8), session="")
+        nonce = secrets.token_hex(8)
+        body = await self._send("hello", "POST", "/v1/hello", b"", nonce=nonce, session="", timeout_s=timeout_s)
         answer = self._decode(body, Hello)
         if answer.session != self.session:
             self._counters.clear()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import secrets
 import socket
-import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -25,10 +23,11 @@ from midwatch.config import (
     resolve_paths,
     slurm_peers,
 )
-from midwatch.core import ConfigError, StorageError, SuperviseError
-from midwatch.storage import newest_attempt, ops, sha256_hex
+from midwatch.core import ConfigError
+from midwatch.storage import newest_attempt, sha256_hex
 from midwatch.supervise.address import listen
 from midwatch.supervise.decide import Rules
+from midwatch.supervise.failover import FolderLock
 from midwatch.supervise.procs import SHM
 from midwatch.supervise.protocol import create_token
 from midwatch.supervise.spawn import NodeSetup, rank_environment, resolve_command
@@ -111,61 +110,33 @@ def _node_name(name: str) -> str:
     return name
 
 
-class FolderLock:
-    """The run folder's lock: whoever holds it hosts the coordinator. The kernel frees it however we end."""
-
-    def __init__(self, path: Path, fd: int) -> None:
-        self._path = path
-        self._fd = fd
-
-    @classmethod
-    def take(cls, folder: Path, tag: str) -> FolderLock | None:
-        """The lock, or None when another launcher holds it.
-
-        Raises:
-            StorageError: ST102 the folder cannot be used.
-        """
-        path = folder / "lock"
-        try:
-            ops.make_dirs(folder)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise StorageError("ST102", f"cannot use {folder}: {error.strerror}", path=str(folder)) from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return None
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since_ns": time.time_ns(), "tag": tag}
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(holder).encode(), 0)
-        return cls(path, fd)
-
-    def release(self) -> None:
-        os.close(self._fd)
-
-
-def refuse_second(folder: Path) -> SuperviseError:
-    """The error that says who holds the folder."""
-    try:
-        holder: dict[str, Any] = json.loads((folder / "lock").read_text())
-    except (OSError, ValueError):
-        holder = {}
-    since = holder.get("since_ns")
-    when = f", since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since / 1e9))}" if since else ""
-    who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}{when}"
-    return SuperviseError("SV102", f"the run in {folder.parent} is live: held by {who}", **holder)
-
-
 class Host:
-    """The hosting node's part: token, listening socket, the coordinator's task."""
+    """The hosting node's part: the seat, token, listening socket, the coordinator's task.
 
-    def __init__(self, plan: Plan, *, takes_over: bool = False) -> None:
+    Args:
+        plan: Of this launcher.
+        seat: Released by ``close``, or here when an error is raised.
+        takes_over: Another node hosted this run and is gone.
+        is_seized: That node may still exist.
+    """
+
+    def __init__(self, plan: Plan, seat: FolderLock, *, takes_over: bool = False, is_seized: bool = False) -> None:
+        self._seat = seat
+        self._plan = plan
+        self._takes_over = takes_over
+        self._is_seized = is_seized
+        self._is_closed = False
+        try:
+            self._settle()
+        except BaseException:
+            seat.release()
+            raise
+
+    def _settle(self) -> None:
+        plan = self._plan
         folder = plan.paths.supervisor_dir
         for stale in ("coordinator.json", "token"):
             (folder / stale).unlink(missing_ok=True)
-        self._plan = plan
-        self._takes_over = takes_over
         self.run = ensure_run(plan.paths.run_dir, name=plan.request.config.run.name).run
         self.token = create_token(folder / "token").hex()
         self.listener, self.address = listen(plan.request.bind, plan.request.most_nodes, slurm_peers())
@@ -202,14 +173,27 @@ class Host:
                 can_probe=True,
             ),
             takes_over=self._takes_over,
+            is_seized=self._is_seized,
             config_digest=sha256_hex(canonical_json(redact(msgspec.to_builtins(config))))[:16],
         )
 
+    def keep(self) -> bool:
+        """Stamp the seat; False when another node has taken it."""
+        self._seat.stamp()
+        return self._seat.is_ours
+
     def close(self) -> None:
-        """Nobody can join any more."""
+        """Nobody can join here any more; may be called again. What a successor published stays."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self.listener.close()
+        if not self._seat.is_ours:
+            self._seat.release()
+            return
         for name in ("coordinator.json", "token"):
             (self._plan.paths.supervisor_dir / name).unlink(missing_ok=True)
+        self._seat.release()
 
 
 def agent_task(plan: Plan, *, url: str, token: str, run: str, address: str, config_path: Path | None) -> AgentSpec:

@@ -59,5 +59,7 @@ class CoordinatorSpec(msgspec.Struct, frozen=True, kw_only=True):
     rules: Rules
     takes_over: bool = False
     """Another node hosted this run and is gone: go on from its ledger."""
+    is_seized: bool = False
+    """That node stands still or is cut off; it may still exist."""
     config_digest: str
     """Of the resolved configuration; for the ledger."""

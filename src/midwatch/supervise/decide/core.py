@@ -56,7 +56,7 @@ class Core:
         self.restart = rules.restart
         self.state: State = "waiting"
         """Changed by ``move`` only, along ``TRANSITIONS``."""
-        self.roster = Roster(nnodes)
+        self.roster = Roster(nnodes, rules.topology)
         self.memory = Memory(rules.restart)
         self.next_attempt = first_attempt
         """Strictly increasing; taken at each launch."""
@@ -94,6 +94,10 @@ class Core:
         """After a restart of the coordinator: the attempt whose ranks may still run; 0 once that is settled."""
         self.has_moved = False
         """The node that hosted the coordinator is gone, and its ranks with it: do not wait long for it."""
+        self.is_host_gone = False
+        """And it is known to be gone, not only out of reach."""
+        self.short_since_ns: int | None = None
+        """After the move: since when too few of the attempt's nodes are here."""
         self.deferred: list[Event] = []
         """Reports about ``returning`` that came before all nodes were back."""
         self.timers: dict[Timer, int] = {}

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from midwatch.core import CODES
 from midwatch.supervise.decide import incidents, launching, stopping
 from midwatch.supervise.decide.core import Core
+from midwatch.supervise.decide.model import SECOND, Attempt, Outcome
 from midwatch.supervise.messages import NodeJoined, NodeLost, StopRanks
+
+REJOIN_S = 2.0
+"""All but one are back after the host's node was lost, and the one is likely that node: a live agent looks for the new
+address at least once a second."""
 
 FEW_NODES = 16
 """Up to here every node's console shows who joins."""
@@ -84,20 +90,32 @@ def _settle_in(core: Core) -> None:
         return
     if "join" not in core.timers:
         core.arm("join", core.watch.agent_timeout_s / 2 if core.has_moved else core.restart.join_timeout_s)
+    if core.has_moved and core.attempt is not None and _returned(core) >= len(core.attempt.nodes) - 1:
+        _wait_no_longer_than(core, REJOIN_S)
     if not _have_all_returned(core):
         return
     attempt = core.attempt
     assert attempt is not None
     gone = [name for name in attempt.nodes if not _runs(core, name, attempt.number)]
     if len(gone) == len(attempt.nodes):
-        core.say(f"nothing of attempt {attempt.number} is left")
-        core.returning = 0
-        if core.stop is not None:
-            stopping.finish_on_request(core)
-        else:
-            launching.proceed(core)
-        return
-    _take_up(core, gone)
+        _start_over(core, attempt.number)
+    else:
+        _take_up(core, gone)
+
+
+def _wait_no_longer_than(core: Core, seconds: float) -> None:
+    due = core.timers.get("join")
+    if due is None or due > core.now_ns + round(seconds * SECOND):
+        core.arm("join", seconds)
+
+
+def _start_over(core: Core, attempt: int) -> None:
+    core.say(f"nothing of attempt {attempt} is left")
+    core.returning = 0
+    if core.stop is not None:
+        stopping.finish_on_request(core)
+    else:
+        launching.proceed(core)
 
 
 def _have_all_returned(core: Core) -> bool:
@@ -132,9 +150,15 @@ def _returned(core: Core) -> int:
 
 
 def _has_majority(core: Core) -> bool:
-    """Half is enough: whoever decides here holds the lock of the run folder, which no one else can hold."""
+    """Half is enough: whoever decides here holds the lock of the run folder, which no one else can hold.
+
+    Spares replace nodes but have no vote. A host that is known to be gone has none either, else the loss of the only
+    node could not be mended.
+    """
     assert core.attempt is not None
-    return 2 * _returned(core) >= len(core.attempt.nodes)
+    nodes = len(core.attempt.nodes)
+    needed = (nodes + 1) // 2
+    return _returned(core) >= (min(needed, nodes - 1) if core.is_host_gone else needed)
 
 
 def join_timed_out(core: Core) -> None:
@@ -143,13 +167,29 @@ def join_timed_out(core: Core) -> None:
         return
     attempt = core.attempt
     if core.returning and core.has_moved and attempt is not None and not _has_majority(core):
-        core.arm("join", core.watch.agent_timeout_s)
-        core.say(
-            f"only {_returned(core)} of {len(attempt.nodes)} nodes are here: not restarting from the minority", "error"
-        )
+        _stay_put(core, attempt)
     elif launching.has_returned(core) and attempt is not None:
         _take_up(core, [name for name in attempt.nodes if not _runs(core, name, attempt.number)])
+    elif core.returning and core.has_moved and attempt is not None:
+        _start_over(core, attempt.number)
     elif core.stop is not None:
         stopping.finish_on_request(core)
     else:
         launching.give_up_waiting(core)
+
+
+def _stay_put(core: Core, attempt: Attempt) -> None:
+    """The others may go on without us; if they come back in time, so do we."""
+    few = f"only {_returned(core)} of the {len(attempt.nodes)} nodes of attempt {attempt.number} are here"
+    if core.stop is not None:
+        stopping.finish_on_request(core)
+        return
+    if core.short_since_ns is None:
+        core.short_since_ns = core.now_ns
+        core.say(f"{few}: not restarting from the minority", "error")
+    waited_s = (core.now_ns - core.short_since_ns) / SECOND
+    if waited_s < core.restart.spare_wait_s:
+        core.arm("join", min(core.watch.agent_timeout_s, core.restart.spare_wait_s - waited_s))
+        return
+    sentence = f"{few}, and no others came within {core.restart.spare_wait_s:g} s: the minority does not restart"
+    core.finish(Outcome(exit_code=CODES["SV114"].exit_code, error="SV114", sentence=sentence, cause=core.cause))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -28,8 +29,9 @@ class Node(msgspec.Struct, kw_only=True):
 class Roster:
     """Places ``0..nnodes-1`` in order of first joining, and spares beyond them."""
 
-    def __init__(self, nnodes: int) -> None:
+    def __init__(self, nnodes: int, topology: Sequence[tuple[str, tuple[str, ...]]] = ()) -> None:
         self.nnodes = nnodes
+        self._domains = {name: frozenset(domains) for name, domains in topology}
         self.nodes: dict[str, Node] = {}
         self.excluded: set[str] = set()
         """Names, of nodes that may not even have joined yet, that get no ranks."""
@@ -63,7 +65,8 @@ class Roster:
             self.places.append(name)
             return
         for place, holder in enumerate(self.places):
-            if not self.is_usable(holder):
+            # One that has not joined since the coordinator came back may still be training.
+            if holder in self.nodes and not self.is_usable(holder):
                 self.places[place] = name
                 return
 
@@ -81,14 +84,21 @@ class Roster:
         return node is not None and node.is_live and not node.is_unusable and name not in self.excluded
 
     def fill_holes(self) -> None:
-        """Give the places of lost or unusable nodes to spares, in order of joining."""
+        """Give the places of lost or unusable nodes to spares: near ones first, else in order of joining."""
         placed = set(self.places)
         spares = [name for name in self.nodes if name not in placed and self.is_usable(name)]
         for place, holder in enumerate(self.places):
             if spares and not self.is_usable(holder):
-                self.places[place] = spares.pop(0)
+                self.places[place] = spares.pop(self._nearest(spares, holder))
         while spares and len(self.places) < self.nnodes:
             self.places.append(spares.pop(0))
+
+    def _nearest(self, spares: Sequence[str], holder: str) -> int:
+        """The one that shares most domains with the node it stands in for: traffic stays where it was."""
+        old = self._domains.get(holder, frozenset())
+        if not old:
+            return 0
+        return max(range(len(spares)), key=lambda i: (len(old & self._domains.get(spares[i], frozenset())), -i))
 
     @property
     def usable_places(self) -> int:

@@ -223,11 +223,14 @@ class Carrier:
         return [Path(folder) for folder in (self._spec.checkpoint_dir, local) if folder]
 
     def _gather(self, asked: GatherEvidence) -> None:
+        late = None
         if self.gathering is not None:
             self.gathering.cancel()
+            late = self.gathering.open_late()
         self.gathering = Gathering(
             asked, self._members.live, self._spec.confirm_s, lambda evidence: self._answers("evidence", evidence)
         )
+        self.gathering.late = late
 
     def _probe(self, asked: ProbeNodes) -> None:
         if self.probing is not None:
@@ -247,14 +250,23 @@ class Carrier:
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
         if self.gathering is not None and self.gathering.asked.is_quick:
-            self._writing.add(late := asyncio.create_task(self._complete(task, folder, written, self.gathering)))
-            late.add_done_callback(self._writing.discard)
+            # Asked for now: the order must be there before the one that ends the ranks.
+            answer: asyncio.Future[Evidence] = asyncio.get_running_loop().create_future()
+            late = Gathering(self.gathering.asked, self._members.live, 0.0, answer.set_result, is_late=True)
+            late.late, self.gathering.late = self.gathering.open_late(), late
+            self._writing.add(rest := asyncio.create_task(self._complete(task, folder, written, answer, remarks)))
+            rest.add_done_callback(self._writing.discard)
 
-    async def _complete(self, first: asyncio.Task[None], folder: Path, written: WriteVerdict, quick: Gathering) -> None:
+    async def _complete(
+        self,
+        first: asyncio.Task[None],
+        folder: Path,
+        written: WriteVerdict,
+        answer: asyncio.Future[Evidence],
+        remarks: dict[str, tuple[str, ...]],
+    ) -> None:
         """Behind the restart: what a quick judgement did not wait for."""
-        answer: asyncio.Future[Evidence] = asyncio.get_running_loop().create_future()
-        quick.late = Gathering(quick.asked, self._members.live, 0.0, answer.set_result, is_late=True)
-        evidence, remarks = await answer, {**quick.remarks, **quick.late.remarks}
+        evidence = await answer
         await first
         if evidence.ranks:
             written = msgspec.structs.replace(written, evidence=completed(written.evidence, evidence))

@@ -45,7 +45,7 @@ class Gathering:
     ) -> None:
         self.asked = asked
         self.late: Gathering | None = None
-        """What follows this one, behind the restart."""
+        """What is still collected behind a restart, this incident's and earlier ones', newest first."""
         self.remarks: dict[str, tuple[str, ...]] = {}
         self._open = {member.name for member in members}
         self._parts: dict[str, tuple[Member, Sampled]] = {}
@@ -81,6 +81,17 @@ class Gathering:
         self._finish_if_complete()
         if self.late is not None:
             self.late.drop(name)
+
+    def open_late(self) -> Gathering | None:
+        """The newest that still waits; the ones before it wait no longer than that."""
+        late = self.late
+        while late is not None and late.is_done:
+            late = late.late
+        return late
+
+    @property
+    def is_done(self) -> bool:
+        return self._done is None
 
     def cancel(self) -> None:
         self._done = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,15 @@ def kept_lines(path: Path) -> list[int]:
     return [int(line.split()[1]) for line in words if line.startswith(b"line ")]
 
 
+def refusing(number: int) -> Callable[[int, int, int, int], int]:
+    """A file system that says no."""
+
+    def fallocate(fd: int, mode: int, start: int, size: int) -> int:
+        return number
+
+    return fallocate
+
+
 def blocks(path: Path) -> int:
     return path.stat().st_blocks * 512
 
@@ -43,8 +54,9 @@ def test_head_and_tail_stay_and_the_middle_is_given_back(tmp_path: Path) -> None
     assert path.stat().st_size > 8 * MB, "the writer never noticed"
     assert blocks(path) <= MB + ROOM + 2 * 4096
     kept = kept_lines(path)
-    assert kept[0] == 0 and kept[-1] == 599_999
-    gaps = [(a, b) for a, b in zip(kept, kept[1:], strict=False) if b != a + 1]
+    assert kept[0] == 0
+    assert kept[-1] == 599_999
+    gaps = [(a, b) for a, b in pairwise(kept) if b != a + 1]
     assert len(gaps) == 1, "one hole, and whole lines around it"
     assert path.read_bytes().count(HOLE_MARK) == 1
     cap.close()
@@ -59,7 +71,7 @@ def test_nothing_is_cut_below_the_limit_or_without_one(tmp_path: Path) -> None:
 
 
 def test_storage_without_holes_keeps_head_and_tail_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logcap, "_fallocate", lambda *_: errno.EOPNOTSUPP)
+    monkeypatch.setattr(logcap, "_fallocate", refusing(errno.EOPNOTSUPP))
     path, cap = tmp_path / "r.out", LogCap(1)
     with path.open("ab", buffering=0) as rank:  # A rank keeps its descriptor open all the time.
         for number in range(300_000):
@@ -69,7 +81,8 @@ def test_storage_without_holes_keeps_head_and_tail_too(tmp_path: Path, monkeypat
     cap.look([path])
     assert path.stat().st_size <= MB
     kept = kept_lines(path)
-    assert kept[0] == 0 and kept[-1] == 299_999
+    assert kept[0] == 0
+    assert kept[-1] == 299_999
     assert path.read_bytes().count(HOLE_MARK) == 1
     cap.close()
 
@@ -136,7 +149,7 @@ def test_a_full_disk_does_not_end_a_rank_that_prints(tmp_path: Path) -> None:
 def test_a_disk_without_any_room_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, cap = tmp_path / "r.out", LogCap(0)
     path.write_bytes(b"line 000000000\n")
-    monkeypatch.setattr(logcap, "_fallocate", lambda *_: errno.ENOSPC)
+    monkeypatch.setattr(logcap, "_fallocate", refusing(errno.ENOSPC))
     cap.look([path])
     assert cap.is_disk_full
     monkeypatch.undo()

@@ -154,7 +154,7 @@ def _copy_tail(fd: int, start: int, at: int) -> None:
         kept += piece
     os.ftruncate(fd, start)
     # Through the end of the file, as the ranks write: behind what they have written by now.
-    with open(f"/proc/self/fd/{fd}", "ab", buffering=0) as end:
+    with Path(f"/proc/self/fd/{fd}").open("ab", buffering=0) as end:
         end.write(kept)
 
 

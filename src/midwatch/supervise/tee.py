@@ -24,6 +24,7 @@ class _Tail:
         """Copy what is new; whether there was something."""
         try:
             with self.path.open("rb") as file:
+                self._at = next_data(file.fileno(), self._at)
                 file.seek(self._at)
                 data = file.read(_CHUNK)
         except OSError:
@@ -72,6 +73,17 @@ class Tee:
         for tail in self._tails:
             while tail.show(is_last=True):
                 pass
+
+
+def next_data(fd: int, at: int) -> int:
+    """Where reading goes on: behind a middle that was given back, and not beyond the end of a file that was cut."""
+    size = os.fstat(fd).st_size
+    if at >= size:
+        return size
+    try:
+        return os.lseek(fd, at, os.SEEK_DATA)
+    except OSError:
+        return at  # No data up to the end, or storage that does not tell.
 
 
 def _write(fd: int, data: bytes) -> None:

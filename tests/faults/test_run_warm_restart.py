@@ -56,6 +56,9 @@ pulse.finished()
 '''
 
 
+OFTEN = ("--set", "restart.backoff_s=[0]", "--set", "restart.limits.code=9", "--set", "restart.limits.crash=9")
+
+
 class Warm(Supervised):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -63,7 +66,7 @@ class Warm(Supervised):
 
     def train(self, fault: str = "kill9", *options: str, modules: str = "colorsys,statistics") -> Any:
         command = [str(self.script), str(self.home), fault, modules]
-        return self.start_command(command, "--nproc-per-node", "2", "--set", "restart.backoff_s=[0]", *options)
+        return self.start_command(command, "--nproc-per-node", "2", *OFTEN, *options)
 
     def said(self) -> str:
         return (self.folder / "launcher-0.log").read_text()

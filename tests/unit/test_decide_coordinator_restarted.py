@@ -9,8 +9,9 @@ import pytest
 from decide_drive import Drive
 from faults_cases import IN_USER_SLEEP, USER, alive, bad_batch, dead, traceback, victim
 
-from midwatch.config import RestartConfig
+from midwatch.config import LimitsConfig, RestartConfig
 from midwatch.supervise.decide import InvalidTransition, Rules, RunFacts, Supervisor, replay
+from midwatch.supervise.decide.memory import Memory
 from midwatch.supervise.messages import AllowTraining, LaunchAttempt, StopRanks, WriteVerdict
 
 
@@ -147,10 +148,16 @@ def fail(drive: Drive, error: str, *, after_s: float) -> None:
     drive.gone()
 
 
+def told(memory: Memory) -> dict[str, Any]:
+    """All of it, as plain data."""
+    return vars(memory) | {"config": None, "budgets": (memory.budgets.used, dict(memory.budgets.used_for))}
+
+
 def test_a_script_that_once_lived_long_is_not_taken_for_one_that_cannot_start() -> None:
-    drive = Drive(backoff_s=(0.0,)).running()
+    limits = LimitsConfig(code=5)
+    drive = Drive(backoff_s=(0.0,), limits=limits).running()
     fail(drive, "ValueError: bad batch", after_s=5000)
-    again = reborn(drive, backoff_s=(0.0,))
+    again = reborn(drive, backoff_s=(0.0,), limits=limits)
     again.join(running=2)
     fail(again, "ImportError: libnfs.so: cannot open shared object file", after_s=3)
     assert again.last(WriteVerdict).verdict.action == "restart"
@@ -164,16 +171,33 @@ def test_a_long_life_has_begun_a_new_series_of_failures_for_the_next_coordinator
     memory = drive.supervisor._core.memory
     restored = reborn(drive, backoff_s=(0.0, 10.0)).supervisor._core.memory
     assert len(restored.history) == 1
-    assert vars(restored) | {"config": None} == vars(memory) | {"config": None}
+    assert told(restored) == told(memory)
 
 
-def test_a_new_invocation_begins_with_a_clean_budget() -> None:
+def test_a_requeued_job_does_not_begin_with_a_clean_budget() -> None:
     drive = Drive().running()
     drive.exited(1, -9)
     drive.answer(dead(1, -9))
     lines = [*ledger(drive), Line("run.started", None, 0, {})]
     facts = RunFacts.from_lines(lines)
-    assert (facts.restarts_used, facts.history, facts.launches) == (0, (), 0)
+    assert (facts.restarts_used, len(facts.history), facts.launches, facts.attempt) == (1, 1, 0, 0)
+    assert facts == RunFacts.from_lines(ledger(drive)).carried_over()
+    supervisor = Supervisor.restore("r1", 1, drive.supervisor._core.rules, facts, first_attempt=7)
+    again = Drive(supervisor=supervisor).running()
+    assert again.attempt == 7
+    assert again.supervisor.status()["restarts_used"] == 1
+
+
+def test_a_run_that_finished_is_not_held_to_its_failures() -> None:
+    drive = Drive().running()
+    drive.exited(1, -9)
+    drive.answer(dead(1, -9))
+    drive.gone()
+    drive.exited(0, 0)
+    drive.exited(1, 0)
+    assert drive.finish.error == ""
+    facts = RunFacts.from_lines([*ledger(drive), Line("run.started", None, 0, {})])
+    assert (facts.restarts_used, facts.history, facts.node_faults) == (0, (), {})
 
 
 def test_a_request_to_stop_before_all_nodes_are_back_reaches_the_ranks() -> None:

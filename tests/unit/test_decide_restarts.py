@@ -6,6 +6,7 @@ import pytest
 from decide_drive import Drive
 from faults_cases import IN_ALL_REDUCE, IN_USER_SLEEP, RESET, alive, bad_batch, dead, victim
 
+from midwatch.config import LimitsConfig
 from midwatch.supervise.messages import (
     AllowTraining,
     Finish,
@@ -306,7 +307,7 @@ def test_the_same_exception_after_a_long_life_is_tried_again() -> None:
 
 
 def test_the_same_exception_at_the_same_step_stops_but_elsewhere_does_not() -> None:
-    drive = Drive(backoff_s=(0.0,)).running(step=19)
+    drive = Drive(backoff_s=(0.0,), limits=LimitsConfig(code=5)).running(step=19)
     for step in (20, 12, 20):
         drive.exited(1, 1)
         drive.answer(victim(0, step=step), dead(1, 1, step=step, stderr_tail=bad_batch()))

@@ -11,8 +11,8 @@ import msgspec
 from midwatch.faults.types import Action, Grade
 
 Scope = Literal["rank", "node", "code", "data", "network", "storage", "fleet", "none"]
-Budget = Literal["code", "memory", "crash", "hang", "node", "network", "none"]
-"""The keys of ``restart.limits``, and what costs nothing."""
+Budget = Literal["code", "memory", "crash", "hang", "node", "network", "any", "none"]
+"""The keys of ``restart.limits``; what only ``max_restarts`` limits; what costs nothing."""
 NOBODY = 1000
 """The order of a class that is no rank's own failure."""
 

@@ -7,7 +7,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from midwatch.supervise.decide.memory import Memory
 from midwatch.supervise.messages import Placement
+
+RECENT_KEPT = 1000
+"""The window of ``grade.window_s`` holds far fewer faults."""
 
 
 class Line(Protocol):
@@ -37,8 +41,19 @@ class RunFacts(msgspec.Struct, kw_only=True):
     incidents: int = 0
     """Opened in the last attempt; their ids must not come again."""
     restarts_used: int = 0
+    restarts_for: dict[str, int] = {}
+    """Kind of cause -> restarts used."""
     restarts_in_a_row: int = 0
     history: tuple[tuple[str, int | None], ...] = ()
+    culprits: tuple[str, ...] = ()
+    node_faults: dict[str, int] = {}
+    recent: tuple[tuple[str, int], ...] = ()
+    """(node, monotonic ns) of faults that nodes caused."""
+    excluded: tuple[str, ...] = ()
+    exclusions: tuple[int, ...] = ()
+    """When nodes were left out by rule, monotonic ns."""
+    hold: tuple[str, str] | None = None
+    """(by, reason)."""
     series_life_s: float = 0.0
     longest_life_s: float = 0.0
     failed_step: int | None = None
@@ -49,9 +64,10 @@ class RunFacts(msgspec.Struct, kw_only=True):
 
     @classmethod
     def from_lines(cls, lines: Iterable[Line]) -> RunFacts:
-        """Fold the coordinator's ledger, oldest line first. A new invocation starts with a clean budget.
+        """Fold the coordinator's ledger, oldest line first.
 
-        ``run.started`` is the line by which the shell marks a new invocation of the launcher.
+        ``run.started`` is the line by which the shell marks a new invocation of the launcher: its nodes are others, its
+        budgets are not. Only progress, a finished run, or a person who lets it go on takes those back.
         """
         facts = cls()
         for line in lines:
@@ -60,11 +76,43 @@ class RunFacts(msgspec.Struct, kw_only=True):
                 handler(facts, line)
         return facts
 
+    def restore(self, memory: Memory) -> None:
+        """Fill an empty memory."""
+        memory.budgets.used = min(self.restarts_used, memory.config.max_restarts)
+        memory.budgets.used_for.update(self.restarts_for)
+        memory.restarts_in_a_row = self.restarts_in_a_row
+        memory.history = list(self.history)
+        memory.culprits = [*[""] * (len(self.history) - len(self.culprits)), *self.culprits]
+        memory.node_faults.update(self.node_faults)
+        memory.recent = list(self.recent)
+        memory.series_life_s = self.series_life_s
+        memory.longest_life_s = self.longest_life_s
+        memory.failed_step = self.failed_step
+        memory.farthest_step = self.farthest_step
+        memory.verified_step = self.verified_step
+
+    def carried_over(self) -> RunFacts:
+        """For a new invocation: what outlives the processes and nodes of the one before."""
+        is_persons = self.hold is not None and self.hold[0] == "person"
+        return RunFacts(
+            restarts_used=self.restarts_used,
+            restarts_for=self.restarts_for,
+            restarts_in_a_row=self.restarts_in_a_row,
+            history=self.history,
+            culprits=self.culprits,
+            node_faults=self.node_faults,
+            hold=self.hold if is_persons else None,
+            series_life_s=self.series_life_s,
+            failed_step=self.failed_step,
+            farthest_step=self.farthest_step,
+            verified_step=self.verified_step,
+        )
+
 
 def _started(facts: RunFacts, line: Line) -> None:
-    clean = RunFacts(attempt=0, farthest_step=facts.farthest_step, verified_step=facts.verified_step)
+    kept = facts.carried_over()
     for name in RunFacts.__struct_fields__:
-        setattr(facts, name, getattr(clean, name))
+        setattr(facts, name, getattr(kept, name))
 
 
 def _launched(facts: RunFacts, line: Line) -> None:
@@ -88,7 +136,15 @@ def _judged(facts: RunFacts, line: Line) -> None:
     history = (*facts.history, (str(line.data["fingerprint"]), line.step))
     # A long life had begun a new series of failures; a ledger of an earlier version does not say so.
     facts.history = history[-int(line.data.get("failures", len(history))) :]
+    culprits = (*facts.culprits, str(line.data.get("root_node") or ""))
+    facts.culprits = (("",) * len(history) + culprits)[-len(facts.history) :]
+    if len(facts.history) < len(history):
+        facts.node_faults = {}
+    nodes = [str(node) for node in line.data.get("causal_nodes", ())]
+    facts.recent = (*facts.recent, *((node, line.mono_ns) for node in nodes))[-RECENT_KEPT:]
+    facts.node_faults = {**facts.node_faults, **{node: facts.node_faults.get(node, 0) + 1 for node in nodes}}
     facts.restarts_used = int(line.data["restarts_used"])
+    facts.restarts_for = {str(kind): int(used) for kind, used in line.data.get("restarts_for", {}).items()}
     facts.restarts_in_a_row = int(line.data.get("restarts_in_a_row", len(facts.history)))
     facts.series_life_s = float(line.data.get("series_life_s", 0.0))
     facts.longest_life_s = float(line.data.get("longest_life_s", 0.0))
@@ -101,14 +157,42 @@ def _unclaimed(facts: RunFacts, line: Line) -> None:
 
 
 def _refilled(facts: RunFacts, line: Line) -> None:
+    _forgive(facts)
+    by = line.data.get("by")
+    if by == "checkpoint":
+        facts.verified_step = line.step
+    elif by == "progress":
+        facts.farthest_step = line.step
+
+
+def _forgive(facts: RunFacts) -> None:
     facts.restarts_used = facts.restarts_in_a_row = 0
+    facts.restarts_for = {}
+    facts.node_faults = {}
     facts.history = ()
+    facts.culprits = ()
     facts.series_life_s = 0.0
     facts.failed_step = None
-    if line.data.get("by") == "checkpoint":
-        facts.verified_step = line.step
-    else:
-        facts.farthest_step = line.step
+
+
+def _isolated(facts: RunFacts, line: Line) -> None:
+    facts.excluded = (*facts.excluded, str(line.data["node"]))
+    if line.data.get("by") == "rule":
+        facts.exclusions = (*facts.exclusions, line.mono_ns)
+
+
+def _released(facts: RunFacts, line: Line) -> None:
+    node = str(line.data["node"])
+    facts.excluded = tuple(name for name in facts.excluded if name != node)
+    facts.node_faults = {name: faults for name, faults in facts.node_faults.items() if name != node}
+
+
+def _hold_wanted(facts: RunFacts, line: Line) -> None:
+    facts.hold = str(line.data["by"]), str(line.data["reason"])
+
+
+def _hold_ended(facts: RunFacts, line: Line) -> None:
+    facts.hold = None
 
 
 def _ended(facts: RunFacts, line: Line) -> None:
@@ -118,6 +202,8 @@ def _ended(facts: RunFacts, line: Line) -> None:
 
 def _finished(facts: RunFacts, line: Line) -> None:
     facts.has_ended = True
+    if not line.data.get("error"):
+        _forgive(facts)
 
 
 _FOLD = {
@@ -129,5 +215,9 @@ _FOLD = {
     "attempt.unclaimed": _unclaimed,
     "budget.refilled": _refilled,
     "attempt.ended": _ended,
+    "node.isolated": _isolated,
+    "node.released": _released,
+    "hold.wanted": _hold_wanted,
+    "hold.ended": _hold_ended,
     "run.finished": _finished,
 }

@@ -47,7 +47,7 @@ def enter(core: Core) -> None:
     core.disarm("join", "backoff", "gate")
     core.gate = None
     core.move("held")
-    core.cause = hold.cause
+    core.cause = hold.cause = hold.cause or core.cause
     hold.began_ns = core.now_ns
     core.record("run.held", by=hold.by, reason=hold.reason)
     if core.rules.grade.hold_max_s > 0:
@@ -98,6 +98,7 @@ def probed(core: Core, event: NodesProbed) -> None:
     needed = core.rules.grade.green_rounds
     core.record("hold.probed", is_good=True, rounds=hold.green_rounds, against="")
     if hold.green_rounds >= needed:
+        core.passed.update(core.roster.nodes)
         release(core, "probes", f"{needed} good rounds of probes")
 
 
@@ -158,6 +159,12 @@ def release(core: Core, by: Literal["person", "probes"], reason: str) -> None:
     core.disarm("probe", "hold_max")
     core.record("hold.ended", by=by, reason=reason)
     core.say(f"no longer held: {reason}")
+
+
+def adopted(core: Core) -> None:
+    """The attempt that was to be stopped for a hold of ours lives on without its coordinator: let it train."""
+    if core.hold is not None and core.hold.by == "rule":
+        release(core, "probes", "the attempt still runs")
 
 
 def given_up(core: Core) -> None:

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+import msgspec
+
+from midwatch.faults import Verdict, class_of
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import SECOND
 from midwatch.supervise.messages import IsolateNode, IsolateRequested, ReleaseNode, ReleaseRequested
@@ -54,6 +57,54 @@ def exclude(core: Core, nodes: Sequence[str], reason: str, *, incident: str = ""
         _leave_out(core, node, reason, by="rule", incident=incident)
     core.say(f"leaving out {_names(fresh)}: {reason}", "warning")
     return True
+
+
+def weigh(core: Core, verdict: Verdict) -> Verdict:
+    """What a verdict means for the nodes that caused it, and what that means for the verdict.
+
+    A failure that stops the run because it came back, or a shared domain that holds it, may be got rid of by other
+    nodes instead.
+    """
+    row = class_of(verdict.fault_class)
+    core.doubtful.update(_to_doubt(core, verdict, is_whole_node=row.scope == "node"))
+    if verdict.rule == "shared-domain":
+        return _without_domain(core, verdict)
+    if verdict.action == "hold" or verdict.confidence not in ("certain", "likely"):
+        return verdict
+    if verdict.rule == "same-failure":
+        return _on_another_node(core, verdict)
+    for node in verdict.causal_nodes if verdict.action == "restart" else ():
+        faults = core.memory.node_faults[node]
+        if row.is_hardware or faults > 1:
+            times = f", fault {faults} of this node without progress" if faults > 1 else ""
+            exclude(core, [node], f"{row.title}{times}", incident=verdict.incident)
+    return verdict
+
+
+def _to_doubt(core: Core, verdict: Verdict, *, is_whole_node: bool) -> tuple[str, ...]:
+    """A crash on the only node there is speaks of its rank first; probes would only delay the restart."""
+    is_alone = core.roster.nnodes == 1 and not is_whole_node
+    return () if is_alone else verdict.causal_nodes
+
+
+def _without_domain(core: Core, verdict: Verdict) -> Verdict:
+    members = [node for node, domains in core.rules.topology if verdict.domain in domains and node in core.roster.nodes]
+    if not exclude(core, members, f"{verdict.domain} fails: {verdict.summary}", incident=verdict.incident):
+        return verdict
+    return msgspec.structs.replace(verdict, action="restart", rule="domain-left-out")
+
+
+def _on_another_node(core: Core, verdict: Verdict) -> Verdict:
+    """The same failure on the same node each time may be that node; the same on different nodes is not."""
+    if len(verdict.causal_nodes) != 1:
+        return verdict
+    (node,) = verdict.causal_nodes
+    reason = f"the same failure each time there: {verdict.summary}"
+    if core.memory.has_failed_elsewhere(verdict.fingerprint, node):
+        return verdict
+    if not exclude(core, [node], reason, incident=verdict.incident):
+        return verdict
+    return msgspec.structs.replace(verdict, grade="G2", action="restart", rule="other-node")
 
 
 def room(core: Core) -> int:

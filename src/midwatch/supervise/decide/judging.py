@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from midwatch.core import CODES, format_seconds
-from midwatch.faults import Evidence, RankEvidence, ResumeReport, Verdict, class_of, judge
-from midwatch.supervise.decide import holding, incidents, stopping
+from midwatch.faults import Evidence, RankEvidence, ResumeReport, Verdict, Widths, class_of, judge
+from midwatch.supervise.decide import holding, incidents, isolation, stopping
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import SECOND, Attempt, Incident, Outcome, Watching
 from midwatch.supervise.messages import EvidenceGathered, WriteVerdict
@@ -42,7 +42,7 @@ def _judge(core: Core, incident: Incident, gathered: Evidence) -> None:
     assert attempt is not None
     lived_s = (incident.opened_ns - attempt.launched_ns) / SECOND
     evidence = _complete(core, incident, attempt, gathered, lived_s)
-    verdict = judge(evidence, same_failure_limit=core.restart.same_failure_limit)
+    verdict = _verdict_on(core, evidence)
     if incident.is_quick and verdict.confidence != "certain":
         incidents.gather(core, incident, 1)
         return
@@ -58,8 +58,14 @@ def _judge(core: Core, incident: Incident, gathered: Evidence) -> None:
     if len(core.memory.history) < len(evidence.history):
         # It lived long enough to have got somewhere: a new series of failures, so judge without the old ones.
         evidence = msgspec.structs.replace(evidence, history=())
-        verdict = judge(evidence, same_failure_limit=core.restart.same_failure_limit)
+        verdict = _verdict_on(core, evidence)
     _convict(core, incident, evidence, verdict)
+
+
+def _verdict_on(core: Core, evidence: Evidence) -> Verdict:
+    rules = core.rules.grade
+    widths = Widths(rules.fleet_nodes, rules.fleet_share, rules.silent_share)
+    return judge(evidence, same_failure_limit=core.restart.same_failure_limit, widths=widths)
 
 
 def _complete(core: Core, incident: Incident, attempt: Attempt, gathered: Evidence, lived_s: float) -> Evidence:
@@ -78,7 +84,10 @@ def _complete(core: Core, incident: Incident, attempt: Attempt, gathered: Eviden
         gathered,
         ranks=tuple(ranks),
         lost_nodes=tuple(dict.fromkeys((*gathered.lost_nodes, *incident.lost_nodes))),
-        nodes_total=core.roster.nnodes,
+        nodes_total=len(_nodes(core, attempt)),
+        topology=tuple(row for row in core.rules.topology if row[0] in _nodes(core, attempt)),
+        recent=core.memory.recent_faults(core.now_ns, core.rules.grade.window_s),
+        silent_nodes=_silent(core, attempt),
         history=tuple(core.memory.history),
         lived_s=lived_s,
         has_progressed=core.memory.has_progressed,
@@ -87,6 +96,16 @@ def _complete(core: Core, incident: Incident, attempt: Attempt, gathered: Eviden
         suspected=tuple(incident.suspected.items()),
         resumed=() if attempt.is_allowed else _reports(attempt),
     )
+
+
+def _nodes(core: Core, attempt: Attempt) -> set[str]:
+    """Those that could have failed: of the attempt, and the spares."""
+    return {*attempt.nodes, *(name for name, node in core.roster.nodes.items() if node.is_live)}
+
+
+def _silent(core: Core, attempt: Attempt) -> tuple[str, ...]:
+    nodes = core.roster.nodes
+    return tuple(name for name in attempt.nodes if name not in nodes or not nodes[name].is_live)
 
 
 def _reports(attempt: Attempt) -> tuple[ResumeReport, ...]:
@@ -116,15 +135,18 @@ def _let_off(core: Core, incident: Incident, verdict: Verdict) -> None:
 
 
 def _convict(core: Core, incident: Incident, evidence: Evidence, verdict: Verdict) -> None:
-    incident.verdict = verdict
     memory = core.memory
     if core.recovering is not None:
         incidents.close(core, "failed_again")
-    memory.note_failure(verdict.fingerprint, verdict.step)
+    memory.note_failure(verdict.fingerprint, verdict.step, verdict.root_node or "")
+    memory.note_causal(verdict.causal_nodes, core.now_ns)
+    if core.stop is None:
+        verdict = isolation.weigh(core, verdict)
+    incident.verdict = verdict
     core.outcome = _outcome(core, verdict)
     is_restart = core.outcome is None and core.stop is None
     if is_restart:
-        memory.grant_restart(is_counted=class_of(verdict.fault_class).is_counted)
+        memory.grant_restart(class_of(verdict.fault_class).budget)
         if verdict.action == "hold":
             holding.want(core, "rule", verdict.summary)
     core.record(
@@ -140,7 +162,10 @@ def _convict(core: Core, incident: Incident, evidence: Evidence, verdict: Verdic
         action=verdict.action,
         rule=verdict.rule,
         summary=verdict.summary,
+        causal_nodes=list(verdict.causal_nodes),
+        domain=verdict.domain,
         restarts_used=memory.restarts_used,
+        restarts_for=dict(memory.budgets.used_for),
         restarts_in_a_row=memory.restarts_in_a_row,
         failures=len(memory.history),
         series_life_s=memory.series_life_s,
@@ -162,9 +187,10 @@ def _outcome(core: Core, verdict: Verdict) -> Outcome | None:
             sentence=_stop_sentence(core, error, verdict),
             cause=core.cause,
         )
-    if core.stop is None and core.memory.is_spent and class_of(verdict.fault_class).is_counted:
-        spent = f"restart budget of {core.restart.max_restarts} spent without progress; last: {verdict.summary}"
-        return Outcome(exit_code=CODES["SV103"].exit_code, error="SV103", sentence=spent, cause=core.cause)
+    spent = core.memory.budgets.spent(class_of(verdict.fault_class).budget)
+    if core.stop is None and spent:
+        sentence = f"{spent}; last: {verdict.summary}"
+        return Outcome(exit_code=CODES["SV103"].exit_code, error="SV103", sentence=sentence, cause=core.cause)
     return None
 
 

@@ -96,6 +96,7 @@ def adopt(core: Core) -> None:
     core.move("running")
     assert core.attempt is not None
     core.record("attempt.adopted", step=core.attempt.step)
+    holding.adopted(core)
     core.say(f"attempt {core.attempt.number} is still running; carrying on")
 
 

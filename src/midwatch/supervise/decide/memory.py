@@ -4,13 +4,18 @@ Two kinds of progress. Attached ranks report steps: only ground never reached be
 replays the same ten steps gains nothing by them. An unattached script reports none, so the length of its life stands
 in: an attempt that outlived both ``SHORT_LIFE_S`` and half of the longest one in the current series of failures is
 taken to have got somewhere, and its failure starts a new series. (A resumed attempt that dies of the same cause at the
-same place dies *sooner* than the first one did.) Lifetime never refills the restart budget; only steps and verified
-checkpoints do.
+same place dies *sooner* than the first one did.) A new series has its budgets per cause again, which are there to tell
+the same from something else; lifetime never refills the budget for all, only steps and verified checkpoints do.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from midwatch.config import RestartConfig
+from midwatch.supervise.decide.budgets import Budgets
+from midwatch.supervise.decide.model import SECOND
 
 SHORT_LIFE_S = 30.0
 """An attempt shorter than this has hardly more than imported its libraries: never evidence of progress."""
@@ -23,18 +28,21 @@ class Memory:
 
     def __init__(self, config: RestartConfig) -> None:
         self.config = config
-        self.restarts_used = 0
-        """0..max_restarts. Counted when a restart is granted, back to 0 at progress."""
+        self.budgets = Budgets(config)
         self.restarts_in_a_row = 0
         """Index into ``backoff_s``; unlike ``restarts_used`` it also counts those that cost no budget."""
         self.history: list[tuple[str, int | None]] = []
         """(fingerprint, step) of the failures since the last progress, oldest first."""
+        self.culprits: list[str] = []
+        """The node of each failure in ``history``; empty where it was no node's."""
+        self.recent: list[tuple[str, int]] = []
+        """(node, when) of faults that nodes caused, oldest first; progress does not end these, time does."""
         self.farthest_step: int | None = None
         """The newest step ever finished by all attached ranks; never falls."""
         self.failed_step: int | None = None
         """The step of the newest failure; progress counts beyond it."""
         self.verified_step: int | None = None
-        self.node_faults: dict[str, int] = {}
+        self.node_faults: Counter[str] = Counter()
         """Node -> faults it caused since the last progress."""
         self.series_life_s = 0.0
         """The longest life of an attempt in the current series of failures."""
@@ -46,8 +54,9 @@ class Memory:
         return self.farthest_step is not None or self.longest_life_s > PROVEN_LIFE_S
 
     @property
-    def is_spent(self) -> bool:
-        return self.restarts_used >= self.config.max_restarts
+    def restarts_used(self) -> int:
+        """0..max_restarts. Counted when a restart is granted, back to 0 at progress."""
+        return self.budgets.used
 
     @property
     def backoff_s(self) -> float:
@@ -61,17 +70,38 @@ class Memory:
         """An attempt failed after ``lived_s``; without steps a long life starts a new series of failures."""
         if not has_steps and self.history and lived_s > max(SHORT_LIFE_S, self.series_life_s / 2):
             self.history.clear()
+            self.culprits.clear()
+            self.node_faults.clear()
+            self.budgets.used_for.clear()
             self.series_life_s = 0.0
             self.restarts_in_a_row = 0
         self.series_life_s = max(self.series_life_s, lived_s)
         self.longest_life_s = max(self.longest_life_s, lived_s)
 
-    def note_failure(self, fingerprint: str, step: int | None) -> None:
+    def note_failure(self, fingerprint: str, step: int | None, node: str = "") -> None:
         self.history.append((fingerprint, step))
+        self.culprits.append(node)
         self.failed_step = step
 
-    def grant_restart(self, *, is_counted: bool) -> None:
-        self.restarts_used += is_counted
+    def note_causal(self, nodes: Iterable[str], now_ns: int) -> None:
+        """These nodes failed by themselves."""
+        for node in nodes:
+            self.recent.append((node, now_ns))
+            self.node_faults[node] += 1
+
+    def recent_faults(self, now_ns: int, window_s: float) -> tuple[tuple[str, float], ...]:
+        """(node, seconds ago) of what nodes caused within the window."""
+        self.recent = [(node, at_ns) for node, at_ns in self.recent if now_ns - at_ns <= window_s * SECOND]
+        return tuple((node, (now_ns - at_ns) / SECOND) for node, at_ns in self.recent)
+
+    def has_failed_elsewhere(self, fingerprint: str, node: str) -> bool:
+        """This failure came from another node, too, or from none that is known."""
+        marks = zip(self.history, self.culprits, strict=True)
+        return any(culprit != node for (mark, _), culprit in marks if mark == fingerprint)
+
+    def grant_restart(self, kind: str) -> None:
+        """Count it against its budget: a key of ``restart.limits``, or "none"."""
+        self.budgets.take(kind)
         self.restarts_in_a_row += 1
 
     def note_step(self, step: int) -> bool:
@@ -93,10 +123,10 @@ class Memory:
 
     def refill(self) -> bool:
         """A clean start; True when something had been used."""
-        was_used = bool(self.restarts_used or self.history)
-        self.restarts_used = 0
+        was_used = self.budgets.refill() or bool(self.history)
         self.restarts_in_a_row = 0
         self.history.clear()
+        self.culprits.clear()
         self.node_faults.clear()
         self.failed_step = None
         self.series_life_s = 0.0

@@ -126,12 +126,12 @@ def launch_failed(core: Core, event: LaunchFailed) -> None:
     for name in attempt.nodes:
         core.roster.nodes[name].running_attempt = 0
     memory = core.memory
-    if core.launches == 1 or memory.is_spent:
+    if core.launches == 1 or memory.budgets.spent("any"):
         code = CODES[event.error]
         sentence = f"attempt {event.attempt} could not be claimed: {event.reason}"
         core.outcome = Outcome(exit_code=code.exit_code, error=event.error, sentence=sentence, cause=core.cause)
     else:
-        memory.grant_restart(is_counted=True)
+        memory.grant_restart("any")
     core.record("attempt.unclaimed", error=event.error, reason=event.reason, restarts_used=memory.restarts_used)
     core.say(f"attempt {event.attempt} could not be claimed: {event.reason}", "error")
     begin(core, grace_s=0.0, reason=event.reason)

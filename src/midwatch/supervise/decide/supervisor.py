@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -23,7 +23,7 @@ from midwatch.supervise.decide import (
 from midwatch.supervise.decide.check import check
 from midwatch.supervise.decide.core import Core, Timer
 from midwatch.supervise.decide.facts import RunFacts
-from midwatch.supervise.decide.model import Attempt, State
+from midwatch.supervise.decide.model import Attempt, Hold, State
 from midwatch.supervise.decide.rules import Rules
 from midwatch.supervise.decide.story import Chapter
 from midwatch.supervise.messages import (
@@ -82,30 +82,35 @@ class Supervisor:
         *,
         has_moved: bool = False,
         is_host_gone: bool = False,
+        first_attempt: int = 0,
     ) -> Supervisor:
         """Pick up after the coordinator died: wait for the agents, then carry on with what they still run.
+
+        Or, with facts that are ``carried_over``, begin a new invocation with the budgets of the one before.
 
         Args:
             run: As for a new one, like ``nnodes`` and ``rules``.
             facts: From its ledger.
             has_moved: Another node hosted it, and that one does not come back.
             is_host_gone: And it is certain that nothing runs there any more.
+            first_attempt: The next to launch; 0: the one after the facts' last.
         """
-        supervisor = cls(run, nnodes, rules, first_attempt=facts.attempt + 1)
+        supervisor = cls(run, nnodes, rules, first_attempt=first_attempt or facts.attempt + 1)
         supervisor._facts = facts
         core = supervisor._core
         core.launches = facts.launches
         core.has_moved, core.is_host_gone = has_moved, is_host_gone
         core.incidents = facts.incidents
-        memory = core.memory
-        memory.restarts_used = min(facts.restarts_used, rules.restart.max_restarts)
-        memory.restarts_in_a_row = facts.restarts_in_a_row
-        memory.history = list(facts.history)
-        memory.series_life_s = facts.series_life_s
-        memory.longest_life_s = facts.longest_life_s
-        memory.failed_step = facts.failed_step
-        memory.farthest_step = facts.farthest_step
-        memory.verified_step = facts.verified_step
+        facts.restore(core.memory)
+        core.roster.excluded = set(facts.excluded)
+        core.exclusions = list(facts.exclusions)
+        if has_moved:
+            # Their times are of another machine's clock: nothing is recent, and every exclusion may be of this hour.
+            core.memory.recent.clear()
+            core.exclusions = [facts.launched_ns for _ in facts.exclusions]
+        if facts.hold is not None:
+            by: Literal["person", "rule"] = "person" if facts.hold[0] == "person" else "rule"
+            core.hold = Hold(by=by, reason=facts.hold[1], cause="")
         if facts.attempt:
             core.attempt = Attempt(
                 number=facts.attempt,

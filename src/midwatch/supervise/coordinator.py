@@ -66,17 +66,17 @@ class Coordinator:
         self._console = console
         self.session = secrets.token_hex(8)
         self.members = Members(spec.nnodes, spec.command_hash, boot_id(), most_nodes=spec.rules.max_nodes)
-        facts = _recall(spec)
+        facts, is_ours = _recall(spec)
         self._carrier = Carrier(spec.carry, self.members, console, self._answer)
-        self._supervisor = self._supervise(facts)
+        self._supervisor = self._supervise(facts, is_ours=is_ours)
         self._carrier.tell_stories(lambda cause: tuple(str(chapter) for chapter in self._supervisor.story(cause)))
         self._number = itertools.count(1)
         self._ticked = time.monotonic()
         self.over = asyncio.Event()
 
-    def _supervise(self, facts: RunFacts | None) -> Supervisor:
+    def _supervise(self, facts: RunFacts, *, is_ours: bool) -> Supervisor:
         spec, carrier = self._spec, self._carrier
-        if facts is not None:
+        if is_ours:
             event = "coordinator.moved" if spec.takes_over else "coordinator.restarted"
             data = {"attempt": facts.attempt, "pid": os.getpid(), "tag": spec.carry.tag, "host": socket.gethostname()}
             carrier.record(event, data=data)
@@ -91,6 +91,8 @@ class Coordinator:
                 facts,
                 has_moved=spec.takes_over,
                 is_host_gone=is_host_gone,
+                # Before its first launch it knows of no attempt, but earlier jobs may have claimed some.
+                first_attempt=max(facts.attempt, carrier.epoch) + 1,
             )
         first = carrier.epoch + 1
         data = {
@@ -102,7 +104,8 @@ class Coordinator:
             "pid": os.getpid(),
         }
         carrier.record("run.started", data=data)
-        return Supervisor(spec.carry.run, spec.nnodes, spec.rules, first)
+        # Budgets outlive the job: a crash loop must not begin anew with each requeue.
+        return Supervisor.restore(spec.carry.run, spec.nnodes, spec.rules, facts.carried_over(), first_attempt=first)
 
     # --- the mind of the service -------------------------------------------------------------------------------
 
@@ -277,17 +280,16 @@ class Coordinator:
             _log.exception("could not keep the dump")
 
 
-def _recall(spec: CoordinatorSpec) -> RunFacts | None:
-    """What an earlier process of this same invocation knew; None when this is the first one."""
+def _recall(spec: CoordinatorSpec) -> tuple[RunFacts, bool]:
+    """What earlier coordinators of this run knew, and whether the last of them was one of this same invocation."""
     path = Path(spec.carry.run_dir) / "ledger" / "coordinator.jsonl"
     if not path.exists():
-        return None
+        return RunFacts(), False
     lines = list(read_ledger(path))
     # Whoever takes a run over goes by its own tag from then on.
     starts = [line for line in lines if line.event in ("run.started", "coordinator.moved")]
-    if not starts or (starts[-1].data.get("tag") != spec.carry.tag and not spec.takes_over):
-        return None
-    return RunFacts.from_lines(lines)
+    is_ours = bool(starts) and (starts[-1].data.get("tag") == spec.carry.tag or spec.takes_over)
+    return RunFacts.from_lines(lines), is_ours
 
 
 async def _serve() -> int:

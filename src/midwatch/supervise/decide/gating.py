@@ -1,7 +1,8 @@
 """The gate: probes before ranks start on a node that is suspected, and on a spare that takes over.
 
 Bounded, and never in the way of a run that could train: no answer counts as a pass, with a word about it. A node that
-fails is left out where others can take its place; where none can, the run is held until it is well.
+fails is left out where others can take its place. Where none can, the run is held until the node is well or another
+one comes, no longer than it would wait for a spare.
 """
 
 from __future__ import annotations
@@ -67,12 +68,25 @@ def _pass(core: Core, gate: Gate, results: Sequence[ProbeResult]) -> None:
     core.record("gate.probed", nodes=list(gate.nodes), failed=sorted(failed), unknown=unknown)
     if unknown:
         core.say(f"probes of {', '.join(unknown[:4])} did not answer; starting there all the same", "warning")
-    for node, result in failed.items():
-        _refuse(core, node, result)
+    unfit = [result for result in failed.values() if not _replace(core, result)]
+    if unfit and core.hold is None:
+        reason = f"node {unfit[0].node} is not fit to start on ({_reason(unfit[0])})"
+        holding.want(core, "rule", reason, unfit=[result.node for result in unfit])
 
 
-def _refuse(core: Core, node: str, result: ProbeResult) -> None:
-    reason = f"probe {result.probe}: {result.text or 'failed'}"
+def _replace(core: Core, result: ProbeResult) -> bool:
     incident = core.recovering.id if core.recovering else ""
-    if not isolation.exclude(core, [node], reason, incident=incident) and core.hold is None:
-        holding.want(core, "rule", f"node {node} is not fit to start on ({reason})")
+    return isolation.exclude(core, [result.node], _reason(result), incident=incident)
+
+
+def _reason(result: ProbeResult) -> str:
+    return f"probe {result.probe}: {result.text or 'failed'}"
+
+
+def newcomer(core: Core) -> None:
+    """A node joined: perhaps it can stand in for those that did not pass."""
+    hold = core.hold
+    if core.state == "held" and hold is not None and hold.unfit:
+        core.cause = hold.cause
+        if isolation.exclude(core, hold.unfit, hold.reason):
+            holding.release(core, "spare", "another node is there")

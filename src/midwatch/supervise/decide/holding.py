@@ -6,7 +6,7 @@ last attempt's nodes; a person's ends by a person. Either ends the run (SV113) a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from midwatch.core import CODES, format_seconds
@@ -27,16 +27,18 @@ def hold_requested(core: Core, event: HoldRequested) -> None:
     if core.is_live:
         core.say(f"held on request ({event.reason}): training goes on, but nothing is restarted", "warning")
     elif core.state == "held":
-        core.disarm("probe")
+        core.disarm("probe", "hold_max")
+        if core.rules.grade.hold_max_s > 0:
+            core.arm("hold_max", core.rules.grade.hold_max_s)
         core.say(f"held on request ({event.reason}) until a person lets it go on", "warning")
     elif not core.returning:
         enter(core)
 
 
-def want(core: Core, by: Literal["person", "rule"], reason: str) -> None:
+def want(core: Core, by: Literal["person", "rule"], reason: str, *, unfit: Iterable[str] = ()) -> None:
     """No launch from here on."""
     began_ns = core.hold.began_ns if core.hold is not None else None
-    core.hold = Hold(by=by, reason=reason, cause=core.cause, began_ns=began_ns)
+    core.hold = Hold(by=by, reason=reason, cause=core.cause, began_ns=began_ns, unfit=tuple(unfit))
     core.record("hold.wanted", by=by, reason=reason)
 
 
@@ -50,14 +52,21 @@ def enter(core: Core) -> None:
     core.cause = hold.cause = hold.cause or core.cause
     hold.began_ns = core.now_ns
     core.record("run.held", by=hold.by, reason=hold.reason)
-    if core.rules.grade.hold_max_s > 0:
-        core.arm("hold_max", core.rules.grade.hold_max_s)
+    limit_s = _limit_s(core, hold)
+    if limit_s > 0:
+        core.arm("hold_max", limit_s)
     if hold.by == "person":
         core.say(f"held on request ({hold.reason}) until a person lets it go on", "warning")
         return
     rounds = f"after {core.rules.grade.green_rounds} good rounds of probes, or " if core.rules.can_probe else ""
     core.say(f"held: {hold.reason}; going on {rounds}when a person says so", "error")
     _ask(core, hold)
+
+
+def _limit_s(core: Core, hold: Hold) -> float:
+    """0 for none. One bad node is no reason to keep all others for longer than a lost one."""
+    limits = [core.rules.grade.hold_max_s, max(core.restart.spare_wait_s, 1.0) if hold.unfit else 0.0]
+    return min((limit for limit in limits if limit > 0), default=0.0)
 
 
 def _ask(core: Core, hold: Hold) -> None:
@@ -151,7 +160,7 @@ def resume_requested(core: Core, event: ResumeRequested) -> None:
     release(core, "person", event.reason)
 
 
-def release(core: Core, by: Literal["person", "probes"], reason: str) -> None:
+def release(core: Core, by: Literal["person", "probes", "spare"], reason: str) -> None:
     """Launch again when the ranks are gone, or now where the run stands still (see ``launching.go_on``)."""
     hold = core.hold
     assert hold is not None
@@ -171,11 +180,12 @@ def given_up(core: Core) -> None:
     hold = core.hold
     if core.state != "held" or hold is None:
         return
-    waited = format_seconds(core.rules.grade.hold_max_s)
+    waited = format_seconds(_limit_s(core, hold))
+    error = "SV114" if hold.unfit else "SV113"
     core.finish(
         Outcome(
-            exit_code=CODES["SV113"].exit_code,
-            error="SV113",
+            exit_code=CODES[error].exit_code,
+            error=error,
             sentence=f"held for {waited} without an end ({hold.reason})",
             cause=hold.cause,
         )

@@ -143,6 +143,8 @@ class Hold(msgspec.Struct, kw_only=True):
     cause: str
     began_ns: int | None = None
     """When the run came to stand still for it; None while ranks still train."""
+    unfit: tuple[str, ...] = ()
+    """Nodes that did not pass their gate and that nobody can stand in for: a newcomer may end this hold."""
     green_rounds: int = 0
     """Rounds of good probes in a row."""
     question: str = ""

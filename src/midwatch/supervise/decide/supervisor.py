@@ -234,7 +234,9 @@ def replay(dump: Mapping[str, Any]) -> tuple[Supervisor, list[list[Instruction]]
         supervisor = Supervisor(dump["run"], dump["nnodes"], rules, dump["first_attempt"])
     else:
         moved = {name: bool(dump.get(name)) for name in ("has_moved", "is_host_gone")}
-        supervisor = Supervisor.restore(dump["run"], dump["nnodes"], rules, facts, **moved)
+        supervisor = Supervisor.restore(
+            dump["run"], dump["nnodes"], rules, facts, first_attempt=dump["first_attempt"], **moved
+        )
     events: list[Event] = msgspec.convert(dump["events"], list[Event])
     return supervisor, [supervisor.handle(event) for event in events]
 
@@ -310,6 +312,13 @@ def _and_go_on(handler: Callable[[Core, _E], None]) -> Callable[[Core, _E], None
     return handle
 
 
+def _node_joined(core: Core, event: NodeJoined) -> None:
+    joining.node_joined(core, event)
+    gating.newcomer(core)
+    if core.state == "held":
+        launching.go_on(core)
+
+
 def _gate_timed_out(core: Core) -> None:
     gating.timed_out(core)
     launching.go_on(core)
@@ -317,7 +326,7 @@ def _gate_timed_out(core: Core) -> None:
 
 _HANDLERS: dict[type[Any], Callable[[Core, Any], None]] = dict(
     [
-        _on(NodeJoined, joining.node_joined),
+        _on(NodeJoined, _node_joined),
         _on(NodeLost, joining.node_lost),
         _on(LaunchFailed, stopping.launch_failed),
         _on(RanksStarted, proof.ranks_started),

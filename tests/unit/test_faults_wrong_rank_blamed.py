@@ -21,6 +21,7 @@ from faults_cases import (
     bad_batch,
     dead,
     evidence,
+    frame,
     traceback,
     victim,
 )
@@ -111,11 +112,32 @@ def test_a_pause_is_not_a_fault_when_the_step_moved_since_the_suspicion() -> Non
     assert judge(given).action == "none"
 
 
-def test_a_busy_rank_is_let_off_once_and_blamed_when_it_stays_busy() -> None:
+def test_a_busy_rank_is_let_off_for_a_minute_and_blamed_when_it_stays_busy() -> None:
     ranks = (alive(0, IN_ALL_REDUCE, is_overdue=True), alive(1, IN_USER_SLEEP, cpu_delta_s=0.4))
     assert judge(evidence(*ranks, trigger="hang")).action == "none"
-    again = judge(evidence(*ranks, trigger="hang", extensions=1))
+    attached = {"is_attached": True, "cpu_delta_s": 0.4}
+    brief, long = (alive(1, IN_USER_SLEEP, phase_age_s=age, **attached) for age in (60.0, 130.0))
+    assert judge(evidence(ranks[0], brief, trigger="hang", extensions=2)).action == "none"
+    again = judge(evidence(ranks[0], long, trigger="hang", extensions=2))
     assert (again.fault_class, again.root_rank) == ("hang", 1)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"io_delta": 5_000_000},
+        {"proc_state": "D", "state_s": 12.0},
+        {"stacks": ((frame("SSLSocket.read", "/usr/lib/python3.11/ssl.py"), *IN_USER_SLEEP),)},
+    ],
+)
+def test_a_slow_store_is_waited_for_and_not_for_ever(facts: dict[str, object]) -> None:
+    waiting = alive(0, IN_ALL_REDUCE, is_overdue=True)
+    for age, action in ((8.0, "none"), (100.0, "none"), (130.0, "restart")):
+        slow = alive(1, IN_USER_SLEEP, is_attached=True, is_overdue=True, phase_age_s=age)
+        slow = msgspec.structs.replace(slow, **facts)
+        if facts.get("proc_state") == "D" and age > 120.0:
+            slow = msgspec.structs.replace(slow, state_s=age)
+        assert judge(evidence(waiting, slow, trigger="hang", extensions=1)).action == action
 
 
 @pytest.mark.parametrize("extensions", [0, 1, 5])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from midwatch.config import DetectConfig, WatchConfig
+from midwatch.supervise.activity import Activity
 from midwatch.supervise.zero_code import Look, StandstillWatch
 
 LOOK_S = 0.05
@@ -21,13 +22,13 @@ class Watched:
         self.written = 0
         self.states = {0: "S", 1: "S"}
 
-    def look(self, *moving: int, wrote: bool = False) -> float:
+    def look(self, *moving: int, wrote: bool = False, work: Activity | None = None) -> float:
         self.now += LOOK_S
         self.written += wrote
         for rank in moving:
             self.run_ns[rank] += 5_000_000
         looks = {rank: Look(self.run_ns[rank], self.written, self.states[rank]) for rank in self.run_ns}
-        return self.watch.feed(looks, round(self.now * 1e9))
+        return self.watch.feed(looks, round(self.now * 1e9), None if work is None else lambda: work)
 
     def train(self, seconds: float, *, pause_s: float = 0.1) -> None:
         """Steps that compute for a moment and wait ``pause_s``."""
@@ -110,3 +111,48 @@ def test_when_the_agent_itself_did_not_run_nobody_stood_still() -> None:
     run.now += 60.0
     run.watch.forgive(round(run.now * 1e9))
     assert run.look() <= LOOK_S + 1e-6
+
+
+def test_work_of_children_and_threads_is_progress_while_the_main_threads_wait() -> None:
+    run = Watched()
+    run.train(5.0)
+    done = Activity(0.0, 0)
+    for _ in range(round(30 / LOOK_S)):
+        done += Activity(0.5 * LOOK_S, 0)
+        assert run.look(work=done) < 2.5
+    for _ in range(round(30 / LOOK_S)):
+        done += Activity(0.01 * LOOK_S, 5_000)
+        assert run.look(work=done) < 2.5
+
+
+def test_the_crumbs_of_loggers_and_watchdogs_are_no_work() -> None:
+    run = Watched()
+    run.train(5.0)
+    done, idle_s = Activity(0.0, 0), 0.0
+    for _ in range(round(6 / LOOK_S)):
+        done += Activity(0.01 * LOOK_S, 20)
+        idle_s = run.look(work=done)
+    assert idle_s > run.watch.deadline_s
+
+
+def test_a_rank_that_stands_still_while_its_peers_spin_is_suspected_when_the_lines_cease() -> None:
+    run = Watched()
+    for _ in range(60):
+        run.train(0.5)
+        run.look(wrote=True)
+    for _ in range(round(9 / LOOK_S)):
+        assert run.look(0) == 0.0, "its peer spins"
+    found = run.watch.fallen_silent(round(run.now * 1e9))
+    assert found is not None
+    assert found[0] == 1
+    assert found[2] < 10.0
+
+
+def test_peers_that_compute_without_a_line_are_left_alone() -> None:
+    run = Watched()
+    for _ in range(60):
+        run.train(0.5)
+        run.look(wrote=True)
+    for _ in range(round(30 / LOOK_S)):
+        run.look(0, 1)
+    assert run.watch.fallen_silent(round(run.now * 1e9)) is None

@@ -17,6 +17,8 @@ Place = Literal["collective", "gate", "backward", "user", "ended", "unknown"]
 
 BUSY_SHARE = 0.2
 """CPU seconds per second from which a process is taken to do something (an idle wait measures below 0.02)."""
+BUSY_BYTES = 65_536
+"""Bytes per second from which a process is taken to read or write; keep-alives and logs stay far below."""
 
 _OURS = re.compile(
     r"(^|/)midwatch/(core|config|storage|checkpoint|pulse|faults|guards|audit|supervise|train|testing|cli|integrations"
@@ -34,6 +36,12 @@ _AUTOGRAD = re.compile(r"(^|/)torch/autograd/(graph|__init__)\.py$")
 _LIBRARY = re.compile(
     r"(site|dist)-packages/|/lib(64)?/python3(\.\d+)?/|^<frozen |^<__array_function__|^<eval_with_key>"
 )
+_STORAGE = re.compile(
+    r"/(ssl|socket|http/client|shutil|zipfile|zipfile/__init__|tarfile|gzip|bz2|lzma)\.py$"
+    r"|(^|/)(urllib3|botocore|aiobotocore|fsspec|s3fs|gcsfs|adlfs|h5py|zarr|google/(cloud/storage|resumable_media)"
+    r"|numpy/lib/.*npyio|torch/serialization|safetensors/)"
+)
+"""Where data comes from a store or goes there: such a wait may be long, and rightly so."""
 _LOOK_THROUGH = ("/threading.py", "/queue.py", "/selectors.py", "/multiprocessing/connection.py", "torch/_ops.py")
 """Wait functions of the interpreter and torch's operator call: who called them says what is waited for."""
 
@@ -90,6 +98,16 @@ def place_of(rank: RankEvidence, window_s: float) -> Place:
 def is_busy(rank: RankEvidence, window_s: float) -> bool:
     """It used the CPU between the samples."""
     return rank.cpu_delta_s is not None and window_s > 0 and rank.cpu_delta_s >= BUSY_SHARE * window_s
+
+
+def is_transferring(rank: RankEvidence, window_s: float) -> bool:
+    """It read or wrote between the samples."""
+    return rank.io_delta is not None and window_s > 0 and rank.io_delta >= BUSY_BYTES * window_s
+
+
+def is_storage(stack: Sequence[Frame]) -> bool:
+    """The innermost frames are of a library that reads and writes files or objects."""
+    return any(_STORAGE.search(frame.file) for frame in stack[:2])
 
 
 def where(stack: Sequence[Frame]) -> str:

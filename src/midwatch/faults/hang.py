@@ -18,7 +18,11 @@ from midwatch.faults.types import Confidence, Evidence, Frame, RankEvidence
 
 _PLAIN_STATES = {"T": "frozen", "D": "stuck_in_kernel"}
 
-
+_WORK_PATIENCE_S = 120.0
+"""An evaluation, a compilation or a slow store that nobody declared: a silent rank that works is let off once, and then
+for as long as its silence is below this. What takes longer is a phase to be named."""
+_KERNEL_DWELL_S = 30.0
+"""The failover of a storage server takes that."""
 _BLIND_EXTENSIONS = 5
 """Of a script that tells nothing, ranks that all wait for each other may be setting up a process group, which takes
 tens of seconds on many nodes: five extensions, each longer than the one before, are more than a minute at least."""
@@ -87,6 +91,7 @@ def _by_state(evidence: Evidence, alive: Sequence[Living]) -> Located | None:
         if state == "D":
             # Every rank dips into D when it reads a disk; it is the cause only where silence made it a suspect.
             stuck = [one for one in stuck if one.rank.is_overdue or _is_suspected(one, evidence)]
+            stuck = [one for one in stuck if not _is_briefly_in_kernel(one)]
             if any(one.rank.steps_advanced for one in alive) or evidence.has_advanced:
                 continue
         if stuck:
@@ -126,14 +131,42 @@ def _moving(evidence: Evidence, alive: Sequence[Living]) -> str:
         if one.rank.steps_advanced or (was is not None and one.rank.step is not None and one.rank.step > was):
             return f"rank {one.rank.rank} went on to step {one.rank.step}"
     # A rank that spins in a collective burns CPU, too (NCCL polls), so only those outside count. Not only suspects: the
-    # ones past their deadline may be the victims of one that evaluates. A rank that reports steps is excused once; of
-    # one that reports nothing, work is all that can be known.
-    is_excused = evidence.extensions == 0 or _tells_nothing(evidence)
+    # ones past their deadline may be the victims of one that evaluates.
     for one in alive:
-        if is_excused and not one.is_waiting and frames.is_busy(one.rank, evidence.window_s):
-            used = f"{one.rank.cpu_delta_s:.2f} CPU seconds in {evidence.window_s:g} s"
-            return f"rank {one.rank.rank} is busy{_stack_text(one)}: {used}"
+        if not one.is_waiting and (work := _work(one, evidence)):
+            return f"rank {one.rank.rank} {work}"
     return ""
+
+
+def _work(one: Living, evidence: Evidence) -> str:
+    """What a rank outside any collective is excused for; of one that reports no steps, work is all that is known."""
+    rank, window_s = one.rank, evidence.window_s
+    is_excused = _is_patient(rank, evidence)
+    if (is_excused or _tells_nothing(evidence)) and frames.is_busy(rank, window_s):
+        return f"is busy{_stack_text(one)}: {rank.cpu_delta_s:.2f} CPU seconds in {window_s:g} s"
+    if not is_excused:
+        return ""
+    if frames.is_transferring(rank, window_s):
+        return f"reads or writes{_stack_text(one)}: {rank.io_delta} bytes in {window_s:g} s"
+    if _is_briefly_in_kernel(one):
+        return f"waits for a disk or a mount{_stack_text(one)} for {rank.state_s:.1f} s"
+    if rank.stacks and frames.is_storage(rank.stacks[-1]):
+        return f"waits for storage{_stack_text(one)}"
+    return ""
+
+
+def _is_patient(rank: RankEvidence, evidence: Evidence) -> bool:
+    if evidence.extensions == 0:
+        return True
+    if evidence.resumed:
+        return False  # loading has a long deadline of its own
+    if not rank.is_attached and rank.step is None:
+        return evidence.extensions < _BLIND_EXTENSIONS
+    return rank.phase_age_s is not None and rank.phase_age_s < _WORK_PATIENCE_S
+
+
+def _is_briefly_in_kernel(one: Living) -> bool:
+    return one.rank.proc_state == "D" and one.rank.state_s is not None and one.rank.state_s < _KERNEL_DWELL_S
 
 
 def _outside(alive: Sequence[Living], outside: Sequence[Living]) -> Located:

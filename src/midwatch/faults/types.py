@@ -71,7 +71,11 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Its deadline passed: this is what made it a suspect."""
     proc_state: ProcState = "?"
     cpu_delta_s: float | None = None
-    """CPU seconds used between the two samples."""
+    """CPU seconds used between the two samples, its children's included."""
+    io_delta: int | None = None
+    """Bytes read and written between the two samples, its children's included."""
+    state_s: float | None = None
+    """How long it has been in ``proc_state`` without a break."""
     steps_advanced: int = 0
     """Steps begun between the first and the last sample: anything but 0 says that it is slow, not hung."""
     stacks: tuple[tuple[Frame, ...], ...] = ()

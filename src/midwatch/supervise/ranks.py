@@ -16,6 +16,7 @@ from midwatch.config import WatchConfig
 from midwatch.core import SuperviseError
 from midwatch.faults import CollectiveCount
 from midwatch.pulse import Flag, PulseReader, Slot, SlotFile
+from midwatch.supervise.activity import NOTHING, Activity, activity
 from midwatch.supervise.desync import CountComparer, Milestones
 from midwatch.supervise.flight import files_of
 from midwatch.supervise.kernel import oom_kill_count
@@ -210,28 +211,36 @@ class LocalAttempt:
 
     def _look_for_standstill(self, looks: Mapping[int, Look], now_ns: int) -> None:
         """Ranks that do not beat: suspected when none of this node moves for longer than they ever do."""
-        idle_s = self._standstill.feed(looks, now_ns)
+        idle_s = self._standstill.feed(looks, now_ns, self._activity)
         alive = [proc for proc in self.ranks if proc.is_alive]
         if idle_s == 0.0:
             for proc in alive:
                 proc.is_idle = False
         deadline_s = self._standstill.deadline_s
-        if idle_s < deadline_s or any(self.slot(proc).is_attached for proc in alive):
+        is_still = idle_s >= deadline_s
+        silent = None if is_still else self._standstill.fallen_silent(now_ns)
+        if not (is_still or silent) or any(self.slot(proc).is_attached for proc in alive):
             return
         self._standstill.forgive(now_ns)
         for proc in alive:
-            proc.is_idle = True
+            if silent is not None and proc.rank != silent[0]:
+                continue
+            proc.is_idle = is_still
+            _, silent_s, limit_s = silent or (0, idle_s, deadline_s)
             self._tell(
                 Suspected(
                     attempt=self.number,
                     rank=proc.rank,
                     step=None,
                     phase="",
-                    silent_s=round(idle_s, 3),
-                    deadline_s=round(deadline_s, 3),
+                    silent_s=round(silent_s, 3),
+                    deadline_s=round(limit_s, 3),
                     proc_state=looks[proc.rank].state if proc.rank in looks else "?",
                 )
             )
+
+    def _activity(self) -> Activity:
+        return sum((activity(proc.pid) for proc in self.ranks if proc.is_alive), NOTHING)
 
     def set_flag(self, flag: Flag) -> None:
         assert self._reader is not None
@@ -316,6 +325,7 @@ class LocalAttempt:
             flight=files_of(self.environment(proc)),
             counts=self.counts(proc),
             position=self._reader.position(proc.local_rank) if self._reader else "",
+            state_s=proc.watch.state_s(time.monotonic_ns()),
         )
 
 

@@ -19,6 +19,7 @@ import msgspec
 from midwatch.config import redact, redact_text
 from midwatch.faults.types import CollectiveCount, Frame, RankEvidence
 from midwatch.pulse import Slot
+from midwatch.supervise.activity import NOTHING, Activity, activity
 from midwatch.supervise.flight import ANSWER_S, FlightFiles, collect
 from midwatch.supervise.kernel import KernelLog, oom_victims
 from midwatch.supervise.procs import read_stat
@@ -48,6 +49,7 @@ class RankView(msgspec.Struct, kw_only=True):
     flight: FlightFiles
     counts: tuple[CollectiveCount, ...] = ()
     position: str = ""
+    state_s: float | None = None
 
 
 class _Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +57,7 @@ class _Look(msgspec.Struct, frozen=True, kw_only=True):
 
     slot: Slot
     state: str = "?"
-    cpu_s: float | None = None
+    done: Activity | None = None
     wchan: str = ""
     stack: Stack = ()
     remark: str = ""
@@ -134,7 +136,7 @@ class Sampler:
         return _Look(
             slot=view.slot,
             state=stat.state if stat.state in "RSDTZXI" else "?",
-            cpu_s=stat.cpu_s,
+            done=activity(view.pid),
             wchan=wchan if wchan != "0" else "",
             stack=stack,
             remark=remark,
@@ -206,7 +208,8 @@ def read_error_file(path: Path) -> dict[str, Any] | None:
 
 def _evidence(node: str, view: RankView, looks: Sequence[_Look], oom: set[int]) -> RankEvidence:
     first, last, slot = looks[0], looks[-1], view.slot
-    has_two = len(looks) > 1 and first.cpu_s is not None and last.cpu_s is not None
+    has_two = len(looks) > 1 and first.done is not None and last.done is not None
+    then, now = first.done or NOTHING, last.done or NOTHING
     is_killed = view.exit_code == -9 and not view.signalled_by_us
     return RankEvidence(
         rank=view.rank,
@@ -222,7 +225,10 @@ def _evidence(node: str, view: RankView, looks: Sequence[_Look], oom: set[int]) 
         is_finished=slot.is_finished,
         is_overdue=view.is_overdue,
         proc_state=cast("Any", last.state),
-        cpu_delta_s=(last.cpu_s or 0.0) - (first.cpu_s or 0.0) if has_two else None,
+        # A child that ended between its parent's count and its own is counted late.
+        cpu_delta_s=max(0.0, now.cpu_s - then.cpu_s) if has_two else None,
+        io_delta=max(0, now.io_bytes - then.io_bytes) if has_two else None,
+        state_s=view.state_s,
         steps_advanced=max(0, last.slot.beats - first.slot.beats) if len(looks) > 1 else 0,
         stacks=tuple(look.stack for look in looks if look.stack),
         stderr_tail=read_tail(view.err_path),

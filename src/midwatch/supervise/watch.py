@@ -43,6 +43,10 @@ class RankWatch:
         self._forgiven_ns = now_ns
         self._state_since = (self._state_since[0], now_ns)
 
+    def state_s(self, now_ns: int) -> float:
+        """For how long its process has been in its state without a break."""
+        return (now_ns - self._state_since[1]) / 1e9
+
     def feed(self, slot: Slot, state: str, now_ns: int) -> list[Fact]:
         """One look at the rank; returns what is new."""
         self._learn(slot)
@@ -91,6 +95,9 @@ class RankWatch:
         if not slot.is_attached or slot.attempt != self.attempt:
             return None
         deadline_s = self._deadline_s(slot)
+        if state == "D":
+            # It waits for a disk or a mount: that has a patience of its own.
+            deadline_s = max(deadline_s, KERNEL_DWELL_S)
         return self._suspected(slot, silent_s, deadline_s) if silent_s > deadline_s else None
 
     def _deadline_s(self, slot: Slot) -> float:

@@ -47,6 +47,7 @@ OUTSIDE = {
     "supervise/agent.py": "ranks",
     "supervise/child.py": "agent, coordinator and guardian",
     "supervise/coordinator.py": "its listening socket",
+    "supervise/failover.py": "the host name",
     "supervise/joining.py": "the host name",
     "supervise/launcher.py": "its children",
     "supervise/parked.py": "its socket to the agent",

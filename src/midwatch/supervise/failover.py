@@ -23,8 +23,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from midwatch.core import StorageError, SuperviseError
-from midwatch.storage import ops
+from midwatch.core import SYSTEM_CLOCK, StorageError, SuperviseError
+from midwatch.storage import ops, write_atomic
 
 _LOCK: Final = "lock"
 _CHANGE: Final = "lock.change"
@@ -78,7 +78,7 @@ class FolderLock:
                 fd = _lock(new)
                 assert fd is not None, "a file of our own that nobody else knows"
                 _write_holder(fd, tag)
-                new.rename(folder / _LOCK)
+                ops.rename(new, folder / _LOCK)
             finally:
                 os.close(change)
         except OSError as error:
@@ -136,6 +136,16 @@ def refuse_second(folder: Path) -> SuperviseError:
     when = f", since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since / 1e9))}" if since else ""
     who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}{when}"
     return SuperviseError("SV102", f"the run in {folder.parent} is live: held by {who}", **holder)
+
+
+def disown(ledger: Path) -> None:
+    """Put a copy in the place of a ledger that its former writer still holds: what it writes from now on is nobody's.
+
+    Raises:
+        StorageError: ST101, ST102, ST103 the copy cannot be written.
+    """
+    if ledger.exists():
+        write_atomic(ledger, ledger.read_bytes())
 
 
 class Vigil:
@@ -207,6 +217,6 @@ def _is_named(fd: int, path: Path) -> bool:
 
 
 def _write_holder(fd: int, tag: str) -> None:
-    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since_ns": time.time_ns(), "tag": tag}
+    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since_ns": SYSTEM_CLOCK.wall_ns(), "tag": tag}
     os.ftruncate(fd, 0)
     os.pwrite(fd, json.dumps(holder).encode(), 0)

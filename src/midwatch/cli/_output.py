@@ -48,9 +48,10 @@ def plain(text: object) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in str(text))
 
 
-def show_json(value: Any) -> None:
-    """Print one document."""
-    text = json.dumps(msgspec.to_builtins(value, enc_hook=str), indent=2, ensure_ascii=False, default=str)
+def show_json(value: Any, *, is_line: bool = False) -> None:
+    """Print one document, on many lines or on one."""
+    indent = None if is_line else 2
+    text = json.dumps(msgspec.to_builtins(value, enc_hook=str), indent=indent, ensure_ascii=False, default=str)
     # A file's name need not be UTF-8; JSON must be.
     click.echo(_SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 

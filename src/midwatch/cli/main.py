@@ -27,6 +27,7 @@ VERBS: Final[dict[str, str]] = {
     "hold": "Keep a run from restarting.",
     "incidents": "List and show incidents.",
     "ledger": "Read the record of a run and check it.",
+    "logs": "The output of all ranks, folded.",
     "node": "Leave a node out of a run, let it in again.",
     "resume-run": "Let a held run go on.",
     "run": "Run a training script under supervision.",

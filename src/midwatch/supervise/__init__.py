@@ -9,38 +9,61 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __all__ = [
+    "Fold",
     "LaunchRequest",
+    "LogFile",
+    "LogReader",
     "Machine",
     "PersonAsks",
     "Plan",
     "Result",
     "SuspicionLedger",
+    "attempts_with_logs",
     "fetch_status",
     "launch",
+    "log_files",
+    "parse_ranks",
     "plan",
     "planned_environments",
+    "rank_ranges",
     "send_wish",
 ]
 
 if TYPE_CHECKING:
     from midwatch.supervise.ending import Result
+    from midwatch.supervise.folding import Fold
     from midwatch.supervise.joining import fetch_status, send_wish
     from midwatch.supervise.launcher import launch
+    from midwatch.supervise.loglines import (
+        LogFile,
+        LogReader,
+        attempts_with_logs,
+        log_files,
+        parse_ranks,
+        rank_ranges,
+    )
     from midwatch.supervise.prepare import LaunchRequest, Plan, plan, planned_environments
     from midwatch.supervise.suspicion import Machine, SuspicionLedger
     from midwatch.supervise.wire import PersonAsks
 
 _HOMES = {
+    "Fold": "midwatch.supervise.folding",
     "LaunchRequest": "midwatch.supervise.prepare",
+    "LogFile": "midwatch.supervise.loglines",
+    "LogReader": "midwatch.supervise.loglines",
     "Machine": "midwatch.supervise.suspicion",
     "PersonAsks": "midwatch.supervise.wire",
     "Plan": "midwatch.supervise.prepare",
     "Result": "midwatch.supervise.ending",
     "SuspicionLedger": "midwatch.supervise.suspicion",
+    "attempts_with_logs": "midwatch.supervise.loglines",
     "fetch_status": "midwatch.supervise.joining",
     "launch": "midwatch.supervise.launcher",
+    "log_files": "midwatch.supervise.loglines",
+    "parse_ranks": "midwatch.supervise.loglines",
     "plan": "midwatch.supervise.prepare",
     "planned_environments": "midwatch.supervise.prepare",
+    "rank_ranges": "midwatch.supervise.loglines",
     "send_wish": "midwatch.supervise.joining",
 }
 

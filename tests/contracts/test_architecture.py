@@ -24,6 +24,7 @@ TREES = {path: ast.parse(text, str(path)) for path, text in TEXTS.items()}
 
 TORCH_FREE = [
     *((name,) for name in ("core", "config", "storage", "pulse", "faults", "supervise", "supervise.decide", "audit")),
+    *((name,) for name in ("probes", "cluster")),
     *((name,) for name in ("checkpoint", "checkpoint.format", "checkpoint.persist", "cli.main", "testing")),
     ("supervise.agent", "supervise.coordinator", "supervise.guardian", "supervise.launcher"),
     tuple(f"cli.{path.stem}" for path in sorted((PACKAGE / "cli").glob("*.py")) if path.stem != "__init__"),
@@ -41,6 +42,7 @@ OUTSIDE = {
     "checkpoint/load_test.py": "a process of its own that loads a checkpoint whole",
     "checkpoint/writer.py": "the writer process",
     "cli/_checks.py": "a trial of py-spy",
+    "cluster/command.py": "the scheduler's own commands",
     "probes/runner.py": "probes, each a process",
     "storage/fence.py": "the host name in a claim",
     "supervise/address.py": "the listening socket and the own address",
@@ -102,7 +104,10 @@ WALL_CLOCK = {
 }
 """Who still reads the wall clock without ``core.clock``; to become shorter, never longer."""
 
-ROOMS = ["core", "config", "storage", "pulse", "faults", "audit", "checkpoint", "checkpoint.format", "train", "testing"]
+ROOMS = [
+    *("core", "config", "storage", "pulse", "faults", "probes", "cluster", "audit"),
+    *("checkpoint", "checkpoint.format", "train", "testing"),
+]
 
 
 def name_of(path: Path) -> str:

@@ -19,7 +19,7 @@ from midwatch.config.schema import (
     TrustConfig,
     WatchConfig,
 )
-from midwatch.config.slurm import slurm_peers
+from midwatch.config.slurm import expand_hosts, slurm_conf, slurm_node, slurm_peers
 
 __all__ = [
     "REDACTED",
@@ -43,6 +43,7 @@ __all__ = [
     "canonical_json",
     "config_hash",
     "dump_config",
+    "expand_hosts",
     "expand_path",
     "flatten_config",
     "inherited_environment",
@@ -54,6 +55,8 @@ __all__ = [
     "redact_list",
     "redact_text",
     "resolve_paths",
+    "slurm_conf",
+    "slurm_node",
     "slurm_peers",
     "trace_config",
 ]

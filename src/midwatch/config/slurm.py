@@ -14,6 +14,17 @@ _WORDS: Final = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
 _BRACKETS: Final = re.compile(r"([^\[]*)\[([^\]]*)\](.*)")
 
 
+def slurm_node(environ: Mapping[str, str] | None = None) -> str:
+    """Slurm's name for this host; empty outside of a job."""
+    source: Mapping[str, str] = os.environ if environ is None else environ
+    return source.get("SLURMD_NODENAME", "") if source.get("SLURM_JOB_ID") else ""
+
+
+def slurm_conf(environ: Mapping[str, str] | None = None) -> str:
+    """Where Slurm's configuration lies; empty for its default."""
+    return (os.environ if environ is None else environ).get("SLURM_CONF", "")
+
+
 def slurm_peers(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Some hosts that reach this one over the job's network: others of this step, then the one it was launched from."""
     source: Mapping[str, str] = os.environ if environ is None else environ

@@ -26,7 +26,7 @@ from faults_cases import (
     victim,
 )
 
-from midwatch.faults import Evidence, ResumeReport, judge
+from midwatch.faults import Evidence, ResumeReport, has_moved_on, judge
 
 BENCH: dict[str, tuple[Evidence, str, str]] = {
     # fault: (evidence, class, confidence); the culprit is rank 1 in all of them
@@ -321,3 +321,14 @@ def test_a_hostile_log_line_is_quoted_not_formatted() -> None:
     assert verdict.root_rank == 1
     assert all(len(line) <= 300 for line in (verdict.summary, *verdict.evidence))
     assert "\x1b" not in verdict.summary
+
+
+def test_a_script_without_steps_that_runs_again_is_let_off_and_not_watched_further() -> None:
+    ranks = [alive(rank, IN_USER_SLEEP, stands_still=False) for rank in (0, 1)]
+    moving = evidence(*ranks, trigger="hang", suspected=((0, None), (1, None)), extensions=3)
+    assert judge(moving).action == "none"
+    assert has_moved_on(moving)
+    hung = (alive(0, IN_ALL_REDUCE, stands_still=False), alive(1, IN_USER_SLEEP, stands_still=True))
+    stuck = evidence(*hung, trigger="hang", suspected=((1, None),))
+    assert judge(stuck).root_rank == 1, "a peer that spins in a collective does not run again"
+    assert not has_moved_on(stuck)

@@ -156,3 +156,10 @@ def test_peers_that_compute_without_a_line_are_left_alone() -> None:
     for _ in range(round(30 / LOOK_S)):
         run.look(0, 1)
     assert run.watch.fallen_silent(round(run.now * 1e9)) is None
+
+
+def test_fast_steps_are_learned_as_soon_as_slow_ones() -> None:
+    run = Watched()
+    for _ in range(22):
+        run.look(0, 1)
+    assert run.watch.deadline_s == 5.0, "twenty looks in which the main threads ran and rested"

@@ -9,6 +9,7 @@ same failure again?), ``grade`` (how wide, what to do). ``classes.toml`` is the 
 from midwatch.faults.fingerprint import fingerprint
 from midwatch.faults.flight import MAX_FLIGHT_BYTES, FlightError, read_flight
 from midwatch.faults.grade import Widths
+from midwatch.faults.hang import has_moved_on
 from midwatch.faults.table import CLASSES, FaultClass, class_of
 from midwatch.faults.topology import shared_domain
 from midwatch.faults.types import (
@@ -49,6 +50,7 @@ __all__ = [
     "Widths",
     "class_of",
     "fingerprint",
+    "has_moved_on",
     "judge",
     "read_flight",
     "shared_domain",

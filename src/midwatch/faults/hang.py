@@ -130,6 +130,10 @@ def _moving(evidence: Evidence, alive: Sequence[Living]) -> str:
         was = known.get(one.rank.rank)
         if one.rank.steps_advanced or (was is not None and one.rank.step is not None and one.rank.step > was):
             return f"rank {one.rank.rank} went on to step {one.rank.step}"
+    if _tells_nothing(evidence):
+        for one in alive:
+            if _runs_again(one):
+                return f"rank {one.rank.rank} runs{_stack_text(one)}"
     # A rank that spins in a collective burns CPU, too (NCCL polls), so only those outside count. Not only suspects: the
     # ones past their deadline may be the victims of one that evaluates.
     for one in alive:
@@ -248,6 +252,15 @@ def _everywhere(evidence: Evidence, alive: Sequence[Living]) -> Located:
         lines=_waiting_lines(alive) or (where,),
         phrase=where,
     )
+
+
+def has_moved_on(evidence: Evidence) -> bool:
+    """A script without steps was suspected, and by now its ranks run again."""
+    return _tells_nothing(evidence) and any(_runs_again(one) for one in living(evidence))
+
+
+def _runs_again(one: Living) -> bool:
+    return not one.is_waiting and one.rank.stands_still is False
 
 
 def _tells_nothing(evidence: Evidence) -> bool:

@@ -76,6 +76,8 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes read and written between the two samples, its children's included."""
     state_s: float | None = None
     """How long it has been in ``proc_state`` without a break."""
+    stands_still: bool | None = None
+    """Its main thread has not run for longer than it ever rests; None where nobody looked."""
     steps_advanced: int = 0
     """Steps begun between the first and the last sample: anything but 0 says that it is slow, not hung."""
     stacks: tuple[tuple[Frame, ...], ...] = ()
@@ -171,6 +173,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the policy rule that chose the action."""
     causal_nodes: tuple[str, ...] = ()
     """Nodes that failed by themselves; empty where the script, not a machine, is the cause."""
+    is_hardware: bool = False
+    """The machine itself failed, by the kernel's own word: no restart there helps."""
     domain: str = ""
     """What the failed nodes share, where that is the better explanation."""
     fingerprint: str

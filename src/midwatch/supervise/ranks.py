@@ -180,7 +180,8 @@ class LocalAttempt:
             stat = read_stat(proc.pid)
             for fact in proc.watch.feed(self.slot(proc), stat.state if stat else "?", now_ns):
                 self._tell(fact)
-            looks[proc.rank] = Look(main_thread_ns(proc.pid), _written(proc), stat.state if stat else "?")
+            ran_ns, queued_ns = main_thread_ns(proc.pid)
+            looks[proc.rank] = Look(ran_ns, _written(proc), stat.state if stat else "?", queued_ns)
         if looks:
             self._look_for_standstill(looks, now_ns)
 
@@ -221,7 +222,7 @@ class LocalAttempt:
         silent = None if is_still else self._standstill.fallen_silent(now_ns)
         if not (is_still or silent) or any(self.slot(proc).is_attached for proc in alive):
             return
-        self._standstill.forgive(now_ns)
+        self._standstill.told(now_ns)
         for proc in alive:
             if silent is not None and proc.rank != silent[0]:
                 continue
@@ -326,6 +327,7 @@ class LocalAttempt:
             counts=self.counts(proc),
             position=self._reader.position(proc.local_rank) if self._reader else "",
             state_s=proc.watch.state_s(time.monotonic_ns()),
+            stands_still=self._standstill.stands_still(proc.rank, time.monotonic_ns()),
         )
 
 

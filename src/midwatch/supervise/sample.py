@@ -50,6 +50,7 @@ class RankView(msgspec.Struct, kw_only=True):
     counts: tuple[CollectiveCount, ...] = ()
     position: str = ""
     state_s: float | None = None
+    stands_still: bool | None = None
 
 
 class _Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +94,8 @@ class Sampler:
         # Where training stands still anyway nobody waits for a list: those that are there already are read.
         is_asking = order.cap_s > ANSWER_S and not order.is_quick
         flight = asyncio.create_task(collect([view.flight for view in views], end, is_asking=is_asking))
+        # Before anybody is looked at, which makes a thread run for a moment.
+        still = {view.rank: view.stands_still for view in views}
         first = await self._look_all(views, end, has_stacks=not order.is_quick)
         last, window_s = first, 0.0
         for _ in range(order.samples - 1):
@@ -107,6 +110,7 @@ class Sampler:
             msgspec.structs.replace(
                 _evidence(self.node, view, [first[view.rank], last[view.rank]][: order.samples], victims),
                 calls=calls.get(view.rank, ()),
+                stands_still=still.get(view.rank),
             )
             for view in views
             if view.rank in first

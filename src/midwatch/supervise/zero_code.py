@@ -23,6 +23,8 @@ RUN_NS: Final = 200_000
 _SAMPLES: Final = 512
 _STEADY_NS: Final = 1_000_000_000
 """A second without standing still is a sample, too: of no gap."""
+_REST_SHARE: Final = 0.2
+"""A thread that ran between two looks and rested for this part of the time has steps shorter than that: a sample."""
 _MEDIAN_FACTOR: Final = 10.0
 _LONGEST_FACTOR: Final = 3.0
 """What has happened once may happen again, and take a little longer."""
@@ -43,6 +45,8 @@ class Look(NamedTuple):
     """Bytes of output so far."""
     state: str
     """Of the process, as in ``/proc/PID/stat``."""
+    queued_ns: int = 0
+    """Time for which its main thread could have run and had no core."""
 
 
 class StandstillWatch:
@@ -67,9 +71,18 @@ class StandstillWatch:
         self._looked_ns = now_ns
 
     def forgive(self, now_ns: int) -> None:
-        """We ourselves did not run, or it was told already: the clocks of standing still start again."""
-        self._moved_ns = self._steady_ns = self._looked_ns = self._wrote_ns = now_ns
+        """We ourselves did not run: the clocks of standing still start again."""
+        self.told(now_ns)
         self._rank_moved_ns = dict.fromkeys(self._rank_moved_ns, now_ns)
+
+    def told(self, now_ns: int) -> None:
+        """A suspicion was raised: the next one takes as long again."""
+        self._moved_ns = self._steady_ns = self._looked_ns = self._wrote_ns = now_ns
+
+    def stands_still(self, rank: int, now_ns: int) -> bool | None:
+        """Whether this one has not moved for longer than is usual; None for one that was never seen."""
+        moved_ns = self._rank_moved_ns.get(rank)
+        return None if moved_ns is None else (now_ns - moved_ns) / 1e9 >= self.deadline_s
 
     def feed(self, looks: Mapping[int, Look], now_ns: int, work: Callable[[], Activity] | None = None) -> float:
         """Seconds for which no rank has moved; 0 when one has just now.
@@ -80,8 +93,8 @@ class StandstillWatch:
             work: What they and their children have done so far, in all; asked once a second while they stand still.
         """
         before, self._last = self._last, dict(looks)
-        was_still_ns = self._looked_ns - self._moved_ns
-        self._looked_ns = now_ns
+        looked_ns, self._looked_ns = self._looked_ns, now_ns
+        was_still_ns = looked_ns - self._moved_ns
         moving = [rank for rank, look in looks.items() if _has_moved(before.get(rank), look)]
         self._rank_moved_ns.update(dict.fromkeys(moving, now_ns))
         self._hear(before, looks, now_ns)
@@ -90,8 +103,12 @@ class StandstillWatch:
         elif not self._is_working(work, now_ns):
             return (now_ns - self._moved_ns) / 1e9
         self._moved_ns = now_ns
+        since_ns = now_ns - looked_ns
         if was_still_ns > 0:
             self._gaps.add(was_still_ns / 1e9)
+            self._steady_ns = now_ns
+        elif any(_has_rested(before.get(rank), looks[rank], since_ns) for rank in moving):
+            self._gaps.add(since_ns / 1e9)
             self._steady_ns = now_ns
         elif now_ns - self._steady_ns >= _STEADY_NS:
             self._gaps.add(0.0)
@@ -167,9 +184,17 @@ def _has_moved(before: Look | None, now: Look) -> bool:
     return now.run_ns - before.run_ns > RUN_NS or now.written != before.written
 
 
-def main_thread_ns(pid: int) -> int:
-    """CPU time of a process's main thread; 0 when it is gone."""
+def _has_rested(before: Look | None, now: Look, since_ns: int) -> bool:
+    if before is None or now.run_ns - before.run_ns <= RUN_NS:
+        return False
+    used_ns = now.run_ns - before.run_ns + now.queued_ns - before.queued_ns
+    return used_ns < (1.0 - _REST_SHARE) * since_ns
+
+
+def main_thread_ns(pid: int) -> tuple[int, int]:
+    """For how long a process's main thread has run, and waited for a core; zeros when it is gone."""
     try:
-        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_bytes().split()[0])
-    except (OSError, ValueError, IndexError):
-        return 0
+        ran, queued, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_bytes().split()
+        return int(ran), int(queued)
+    except (OSError, ValueError):
+        return 0, 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from midwatch.core import CODES, format_seconds
-from midwatch.faults import Evidence, RankEvidence, ResumeReport, Verdict, Widths, class_of, judge
+from midwatch.faults import Evidence, RankEvidence, ResumeReport, Verdict, Widths, class_of, has_moved_on, judge
 from midwatch.supervise.decide import holding, incidents, isolation, stopping
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import SECOND, Attempt, Incident, Outcome, Watching
@@ -47,7 +47,7 @@ def _judge(core: Core, incident: Incident, gathered: Evidence) -> None:
         incidents.gather(core, incident, 1)
         return
     if verdict.action == "none":
-        _let_off(core, incident, verdict)
+        _let_off(core, incident, verdict, is_over=has_moved_on(evidence))
         return
     is_unclear = class_of(verdict.fault_class).is_unclear and not attempt.has_all_exited
     if is_unclear and not incident.has_second_look:
@@ -115,7 +115,7 @@ def _reports(attempt: Attempt) -> tuple[ResumeReport, ...]:
     )
 
 
-def _let_off(core: Core, incident: Incident, verdict: Verdict) -> None:
+def _let_off(core: Core, incident: Incident, verdict: Verdict, *, is_over: bool) -> None:
     """Not a fault, or not yet: go back, and look once more if nothing moves by then."""
     core.incident = None
     core.move(incident.came_from)
@@ -128,6 +128,8 @@ def _let_off(core: Core, incident: Incident, verdict: Verdict) -> None:
         extensions=incident.extensions,
     )
     core.say(f"near-miss: {verdict.summary}")
+    if is_over:
+        return  # its agent sees it stand still again, should it do so
     patience_s = max(incident.patience_s, core.watch.floor_s) * (1 + incident.extensions)
     attempt = core.attempt
     core.watching = Watching(incident=incident, step=attempt.step if attempt else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from midwatch.faults import wordings
 from midwatch.faults.located import Located
 from midwatch.faults.read import STARTUP_LIFE_S
 from midwatch.faults.table import FaultClass, class_of
@@ -87,6 +88,12 @@ def causal_nodes(located: Located) -> tuple[str, ...]:
     if located.confidence in ("certain", "likely"):
         return tuple(dict.fromkeys(suspect.node for suspect in located.suspects if suspect.node))
     return (located.root_node,) if located.root_node else ()
+
+
+def is_hardware(located: Located) -> bool:
+    """A GPU also complains about bugs in kernels of ours; only some of its errors are its own."""
+    row = class_of(located.fault_class)
+    return row.is_hardware and (row.name != "gpu_error" or any(wordings.is_broken_gpu(line) for line in located.lines))
 
 
 def _cut_in_two(evidence: Evidence, widths: Widths) -> Policy | None:

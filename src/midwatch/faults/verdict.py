@@ -45,6 +45,7 @@ def judge(evidence: Evidence, *, same_failure_limit: int = 2, widths: grade.Widt
         step=step,
         exit_code=located.exit_code,
         causal_nodes=grade.causal_nodes(located),
+        is_hardware=grade.is_hardware(located),
         domain=policy.domain,
         evidence=tuple(dict.fromkeys(texts.quote(line) for line in located.lines))[:EVIDENCE_LINES],
     )

@@ -119,3 +119,13 @@ def oom_killed_pids(kernel_lines: Iterable[str]) -> dict[int, str]:
 def xid_line(kernel_lines: Iterable[str]) -> str:
     """The first NVIDIA Xid report; empty when there is none."""
     return next((quote(line) for line in kernel_lines if _XID.search(line)), "")
+
+
+_XIDS_OF_PROGRAMS = frozenset({8, 13, 31, 32, 43, 45, 68, 69})
+"""Bad addresses, illegal instructions, time-outs of a kernel, and processes that were ended: the program's doing."""
+
+
+def is_broken_gpu(line: str) -> bool:
+    """A kernel line in which the driver blames the device, its memory, its link or itself."""
+    found = _XID.search(line)
+    return found is not None and int(found["xid"]) not in _XIDS_OF_PROGRAMS

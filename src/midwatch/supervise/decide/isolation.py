@@ -75,7 +75,7 @@ def weigh(core: Core, verdict: Verdict) -> Verdict:
         return _on_another_node(core, verdict)
     for node in verdict.causal_nodes if verdict.action == "restart" else ():
         faults = core.memory.node_faults[node]
-        if row.is_hardware or faults > 1:
+        if verdict.is_hardware or faults > 1:
             times = f", fault {faults} of this node without progress" if faults > 1 else ""
             exclude(core, [node], f"{row.title}{times}", incident=verdict.incident)
     return verdict

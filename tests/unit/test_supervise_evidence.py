@@ -9,14 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from midwatch.faults.tracebacks import find_raised
 from midwatch.faults.types import Evidence, Frame, RankEvidence, Verdict
 from midwatch.storage import sha256_hex
 from midwatch.supervise.bundle import write_bundle
 from midwatch.supervise.gathering import Gathering
 from midwatch.supervise.kernel import KernelLog, oom_victims
+from midwatch.supervise.last_words import read_tail
 from midwatch.supervise.members import Member
 from midwatch.supervise.messages import GatherEvidence
-from midwatch.supervise.sample import parse_stack, read_error_file, read_tail
+from midwatch.supervise.sample import parse_stack, read_error_file
 from midwatch.supervise.tee import Tee
 from midwatch.supervise.wire import Join, Sampled
 
@@ -43,6 +45,36 @@ def test_only_the_last_lines_are_kept_and_secrets_are_not(tmp_path: Path) -> Non
     assert tail[0] == "line 801"
     assert "sk-abc" not in tail[-1]
     assert read_tail(tmp_path / "nothing") == ()
+
+
+UNCAUGHT = """Traceback (most recent call last):
+  File "/x/train.py", line 9, in <module>
+    main()
+  File "/x/train.py", line 5, in main
+    raise ValueError("bad batch 17")
+ValueError: bad batch 17
+"""
+HANDLED = UNCAUGHT.replace("<module>", "load").replace("bad batch 17", "tried again")
+
+
+@pytest.mark.parametrize("mark", ["", "[rank1]: "])
+def test_a_traceback_is_found_behind_what_was_printed_after_it(tmp_path: Path, mark: str) -> None:
+    path = tmp_path / "err"
+    noise = "".join(f"dump of thread {n}\n" for n in range(5000))
+    path.write_text(noise + "".join(f"{mark}{line}\n" for line in UNCAUGHT.splitlines()) + noise + HANDLED + noise)
+    tail = read_tail(path, has_failed=True)
+    assert len(tail) <= 200
+    assert tail[-1] == "dump of thread 4999"
+    raised = find_raised(tail)
+    assert raised is not None
+    assert raised.message == "bad batch 17"
+    assert len(read_tail(path)) == 200, "of a rank that lives the end is enough"
+
+
+def test_a_traceback_that_was_caught_long_ago_is_not_dug_out(tmp_path: Path) -> None:
+    path = tmp_path / "err"
+    path.write_text(HANDLED + "".join(f"step {n}\n" for n in range(1000)))
+    assert find_raised(read_tail(path, has_failed=True)) is None
 
 
 def test_a_damaged_error_file_is_none(tmp_path: Path) -> None:

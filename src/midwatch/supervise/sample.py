@@ -22,12 +22,11 @@ from midwatch.pulse import Slot
 from midwatch.supervise.activity import NOTHING, Activity, activity
 from midwatch.supervise.flight import ANSWER_S, FlightFiles, collect
 from midwatch.supervise.kernel import KernelLog, oom_victims
+from midwatch.supervise.last_words import read_tail
 from midwatch.supervise.procs import read_stat
 from midwatch.supervise.waiting import wait_process
 from midwatch.supervise.wire import Sampled, SampleRanks
 
-TAIL_LINES: Final = 200
-_TAIL_BYTES: Final = 128 * 1024
 _ERROR_FILE_BYTES: Final = 1024 * 1024
 _STACK_FRAMES: Final = 100
 Stack = tuple[Frame, ...]
@@ -187,19 +186,6 @@ def parse_stack(document: bytes, pid: int) -> Stack:
     return tuple(frames[:_STACK_FRAMES])
 
 
-def read_tail(path: Path) -> tuple[str, ...]:
-    """The last lines of a log, secrets hidden; empty when there is none."""
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - _TAIL_BYTES))
-            text = file.read(_TAIL_BYTES).decode(errors="replace")
-    except OSError:
-        return ()
-    # As one text: a private key has many lines.
-    return tuple(redact_text(text).splitlines()[-TAIL_LINES:])
-
-
 def read_error_file(path: Path) -> dict[str, Any] | None:
     """The torchelastic error file, secrets hidden; None when there is none or it is not a JSON object."""
     with contextlib.suppress(OSError, ValueError):
@@ -235,7 +221,7 @@ def _evidence(node: str, view: RankView, looks: Sequence[_Look], oom: set[int]) 
         state_s=view.state_s,
         steps_advanced=max(0, last.slot.beats - first.slot.beats) if len(looks) > 1 else 0,
         stacks=tuple(look.stack for look in looks if look.stack),
-        stderr_tail=read_tail(view.err_path),
+        stderr_tail=read_tail(view.err_path, has_failed=view.exit_code not in (None, 0)),
         error_file=read_error_file(view.error_path),
         oom_killed=is_killed and (view.pid in oom or view.is_oom_counted),
         counts=view.counts,

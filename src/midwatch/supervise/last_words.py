@@ -21,7 +21,7 @@ _BLOCK_BYTES: Final = 32 * 1024
 _BLOCK_LINES: Final = 100
 _HEADER: Final = b"Traceback (most recent call last):"
 _UNCAUGHT: Final = re.compile(
-    rb"^(?:\[[^\]\n]{1,20}\]:[ ]?)?Traceback \(most recent call last\):\r?\n"
+    rb"(?:\[[^\]\n]{1,20}\]:[ ]?)?Traceback \(most recent call last\):\r?\n"
     rb'(?:\[[^\]\n]{1,20}\]:[ ]?)?  File "[^"\n]+", line \d+, in (?:<module>|_run_module_as_main)\r?\n'
 )
 """It began at the top of the program, so nobody in between caught it; one that was logged begins at its ``try``."""

@@ -28,7 +28,7 @@ _HEAD_SHARE: Final = 4
 """A quarter of the limit for the head, half for the tail; the last quarter is written until the next cut."""
 _LEAST_HEAD: Final = 32 * 1024
 _LEAST_TAIL: Final = 128 * 1024
-"""What stays on a full disk; incidents quote as much (``sample.read_tail``)."""
+"""What stays on a full disk; incidents quote as much (``last_words.read_tail``)."""
 _WORTH_IT: Final = 64 * 1024
 """On a full disk nothing less is given back."""
 _COPIED_TAIL: Final = 8 * _MB

@@ -1,4 +1,7 @@
-"""In whatever order it comes: attempts only go up, two never live at once, nothing waits for ever, the end is last."""
+"""In whatever order it comes: attempts only go up, two never live at once, nothing waits for ever, the end is last.
+
+And: nobody is started while a person holds the run or on a node that was left out, and rules leave out few.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from midwatch.config import RestartConfig
+from midwatch.config import GradeConfig, IsolateConfig, RestartConfig
 from midwatch.faults import Evidence, Frame, RankEvidence
 from midwatch.supervise.decide import Rules, RunFacts, Supervisor, replay
 from midwatch.supervise.messages import (
@@ -17,11 +20,17 @@ from midwatch.supervise.messages import (
     EvidenceGathered,
     Finish,
     GatherEvidence,
+    HoldRequested,
     Instruction,
+    IsolateNode,
+    IsolateRequested,
     LaunchAttempt,
     LaunchFailed,
     NodeJoined,
     NodeLost,
+    NodesProbed,
+    ProbeNodes,
+    ProbeResult,
     ProgressMade,
     RankExited,
     RankResumed,
@@ -29,6 +38,8 @@ from midwatch.supervise.messages import (
     RanksStarted,
     RankSuspected,
     Record,
+    ReleaseRequested,
+    ResumeRequested,
     StopRanks,
     StopRequested,
     Ticked,
@@ -58,11 +69,34 @@ class AnyOrder(RuleBasedStateMachine):
     """The shells' part played at random, partly sensibly, partly not at all."""
 
     @initialize(
-        nnodes=st.integers(1, 2), restarts=st.integers(0, 3), backoff=st.sampled_from([(0.0,), (0.0, 7.0), (3.0,)])
+        nnodes=st.integers(1, 2),
+        restarts=st.integers(0, 3),
+        backoff=st.sampled_from([(0.0,), (0.0, 7.0), (3.0,)]),
+        hold_max_s=st.sampled_from([0.0, 0.0, 60.0]),
+        gate=st.booleans(),
+        can_probe=st.booleans(),
+        topology=st.sampled_from([(), (("n0", ("switch:a",)), ("n1", ("switch:a",)), ("n2", ("switch:b",)))]),
     )
-    def start(self, nnodes: int, restarts: int, backoff: tuple[float, ...]) -> None:
+    def start(
+        self,
+        nnodes: int,
+        restarts: int,
+        backoff: tuple[float, ...],
+        hold_max_s: float,
+        gate: bool,
+        can_probe: bool,
+        topology: tuple[tuple[str, tuple[str, ...]], ...],
+    ) -> None:
         self.nnodes = nnodes
-        self.rules = Rules(restart=RestartConfig(max_restarts=restarts, backoff_s=backoff))
+        self.rules = Rules(
+            restart=RestartConfig(max_restarts=restarts, backoff_s=backoff),
+            grade=GradeConfig(hold_max_s=hold_max_s, fleet_nodes=2, green_rounds=2),
+            isolate=IsolateConfig(gate=gate),
+            can_probe=can_probe,
+            topology=topology,
+        )
+        self.is_held = False
+        self.left_out: set[str] = set()
         self.supervisor = Supervisor("r1", nnodes, self.rules)
         self.now_ns = 10**9
         self.count = 0
@@ -92,12 +126,19 @@ class AnyOrder(RuleBasedStateMachine):
             assert all(number < instruction.attempt for number in earlier)
             assert instruction.world_size == sum(len(p.ranks) for p in instruction.placements)
             assert len({p.node for p in instruction.placements}) == self.nnodes
+            assert not self.is_held, "a person holds it"
             for placement in instruction.placements:
+                assert placement.node not in self.left_out, "it was left out"
                 assert self.runs.get(placement.node, 0) == 0, "two attempts at once on a node"
                 self.runs[placement.node] = instruction.attempt
             self.owed = None
         elif isinstance(instruction, StopRanks):
             self.owed = instruction
+        elif isinstance(instruction, IsolateNode):
+            self.left_out.add(instruction.node)
+        elif isinstance(instruction, ProbeNodes):
+            assert self.rules.can_probe
+            assert instruction.nodes
 
     # --- the shells' part --------------------------------------------------------------------------------------
 
@@ -219,12 +260,41 @@ class AnyOrder(RuleBasedStateMachine):
             self.runs[node] = 0
             self.send(RanksGone, node=node, attempt=self.owed.attempt, leftovers=leftovers)
 
+    # --- people and probes -------------------------------------------------------------------------------------
+
+    @rule()
+    def hold(self) -> None:
+        self.is_held = self.supervisor.state != "finished"
+        self.send(HoldRequested, reason="maintenance")
+
+    @rule()
+    def resume_run(self) -> None:
+        self.is_held = False
+        self.send(ResumeRequested, reason="done")
+
+    @rule(node=st.sampled_from(NODES))
+    def isolate(self, node: str) -> None:
+        self.left_out.add(node)
+        self.send(IsolateRequested, node=node, reason="smells")
+
+    @rule(node=st.sampled_from(NODES))
+    def release(self, node: str) -> None:
+        self.left_out.discard(node)
+        self.send(ReleaseRequested, node=node, reason="aired")
+
+    @precondition(lambda self: any(isinstance(i, ProbeNodes) for i in self.said))
+    @rule(status=st.sampled_from(["ok", "ok", "warn", "fail", "unknown"]), is_blind=st.booleans(), old=st.booleans())
+    def probe(self, status: Any, is_blind: bool, old: bool) -> None:
+        asked = [i for i in self.said if isinstance(i, ProbeNodes)][0 if old else -1]
+        results = tuple(ProbeResult(node=n, probe="disk", status=status, is_blind=is_blind) for n in asked.nodes)
+        self.send(NodesProbed, question=asked.question, results=results)
+
     @precondition(lambda self: self.count > 15)
     @rule()
     def ask_to_stop(self) -> None:
         self.send(StopRequested, reason="SIGTERM")
 
-    @precondition(lambda self: self.supervisor.state != "finished" and self.supervisor.state in ("starting", "running"))
+    @precondition(lambda self: self.supervisor.state != "finished" and self.supervisor.state in ("starting", "running", "held"))
     @rule()
     def coordinator_dies(self) -> None:
         records = [i for i in self.said if isinstance(i, Record)]

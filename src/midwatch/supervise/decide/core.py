@@ -168,6 +168,7 @@ class Core:
         self.cause = outcome.cause or self.cause
         self.timers.clear()
         self.watching = self.incident = None
+        self.gate = None
         self.is_leaving = False
         self.record("run.finished", exit_code=outcome.exit_code, error=outcome.error, sentence=outcome.sentence)
         self.move("finished")

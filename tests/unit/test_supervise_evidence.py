@@ -199,8 +199,10 @@ def test_the_bundle_is_whole_and_its_hashes_hold(tmp_path: Path) -> None:
     assert msgspec.json.decode((folder / "verdict.json").read_bytes(), type=Verdict) == VERDICT
     assert json.loads((folder / "evidence.json").read_text())["remarks"] == {"n": ["no stacks: x"]}
     report = (folder / "report.txt").read_text()
-    assert "rank 1 on node n at step 7 (certain; class user_exception, grade G1)" in report
-    assert "Victims, not culprits: ranks 0, 2" in report
+    assert "The cause is laid to rank 1 on node n at step 7. There is no doubt about it" in report
+    assert "Ranks 0,2 stopped because of it and are not to blame." in report
+    assert not [word for word in ("user_exception", "G1", "r1", "chapter") if word in report]
+    assert (folder / "decision.txt").read_text() == "chapter\n"
     assert "f (t.py:3)" in (folder / "stacks-r00001.txt").read_text()
 
 

@@ -16,6 +16,20 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from midwatch.core import printable as plain
+
+__all__ = [
+    "EXIT_CODES",
+    "exits",
+    "json_option",
+    "pairs",
+    "plain",
+    "say",
+    "show_json",
+    "table",
+    "when",
+]
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 json_option = click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout, nothing else there.")

@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from midwatch import __version__
-from midwatch.core import MidwatchError
+from midwatch.core import MidwatchError, printable
 
 VERBS: Final[dict[str, str]] = {
     "ckpt": "List, verify, show and explain checkpoints.",
@@ -98,7 +98,9 @@ def _fail(ctx: click.Context, error: MidwatchError) -> NoReturn:
     ours = args[: args.index("--")] if "--" in args else args
     if "--json" in ours:
         click.echo(json.dumps(error.as_dict(), default=str))
-    click.echo(f"midwatch: {error}", err=True)
+    # It may quote file names and what others wrote.
+    for line in f"midwatch: {error}".split("\n"):
+        click.echo(printable(line), err=True)
     ctx.exit(error.exit_code)
 
 

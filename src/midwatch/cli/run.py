@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from midwatch.config import load_config
+from midwatch.core import printable
 from midwatch.core.codes import CODES
 from midwatch.supervise import LaunchRequest, Plan, Result, launch, plan, planned_environments
 
@@ -103,7 +104,8 @@ def command(
 
 def _say(sentence: str, level: str) -> None:
     color = {"error": "red", "warning": "yellow"}.get(level)
-    click.secho(f"[midwatch] {sentence}", err=True, fg=color)
+    # Sentences quote node names and lines that ranks wrote.
+    click.secho(f"[midwatch] {printable(sentence)}", err=True, fg=color)
 
 
 def _show_result(checked: Plan, result: Result, *, is_json: bool) -> None:

@@ -26,6 +26,7 @@ from midwatch.core.errors import (
 from midwatch.core.events import Event, NullRecorder, Recorder
 from midwatch.core.ids import CheckpointName, attempt_name, boot_id, new_run_id, parse_checkpoint_name
 from midwatch.core.phases import LONG_PHASES, is_long_phase
+from midwatch.core.text import printable
 from midwatch.core.units import format_bytes, format_seconds
 
 __all__ = [
@@ -62,4 +63,5 @@ __all__ = [
     "is_long_phase",
     "new_run_id",
     "parse_checkpoint_name",
+    "printable",
 ]

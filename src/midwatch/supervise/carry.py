@@ -21,6 +21,7 @@ from midwatch.supervise.chat import Console
 from midwatch.supervise.gathering import Gathering
 from midwatch.supervise.isolating import Isolation
 from midwatch.supervise.late import completed
+from midwatch.supervise.loglines import log_files
 from midwatch.supervise.members import Members
 from midwatch.supervise.messages import (
     AllowTraining,
@@ -276,7 +277,8 @@ class Carrier:
         # Behind the restart, in a thread: shared storage may be slow exactly when something is wrong.
         story = self._story(written.cause)
         try:
-            await asyncio.to_thread(write_bundle, folder, written.verdict, written.evidence, remarks, story)
+            logs = await asyncio.to_thread(log_files, self._run_dir, written.attempt)
+            await asyncio.to_thread(write_bundle, folder, written.verdict, written.evidence, remarks, story, logs)
         except (OSError, StorageError) as error:
             self.say(f"incident {written.verdict.incident} could not be written down: {error}", "error")
 

@@ -18,8 +18,8 @@ def ledger(path: Path, **config: object) -> SuspicionLedger:
     return SuspicionLedger(path / "nodes.json", IsolateConfig(**config))  # type: ignore[arg-type]
 
 
-def why(text: str = "XID 79", at_s: float = 0.0) -> Reason:
-    return Reason(at_s=at_s, text=text, run="r1", incident="a0001-i01")
+def why(text: str = "XID 79", at_s: float = 0.0, incident: str = "a0001-i01") -> Reason:
+    return Reason(at_s=at_s, text=text, run="r1", incident=incident)
 
 
 def test_a_machine_stays_out_for_the_next_job_and_comes_back_by_itself(tmp_path: Path) -> None:
@@ -42,9 +42,22 @@ def test_without_a_quarantine_time_only_a_person_lets_it_in(tmp_path: Path) -> N
 def test_old_suspicions_fade(tmp_path: Path) -> None:
     book = ledger(tmp_path, half_life_days=7.0)
     book.exclude("host7", "n7", why())
-    machine = book.exclude("host7", "n7", why(at_s=7 * DAY_S))
+    machine = book.exclude("host7", "n7", why(at_s=7 * DAY_S, incident="a0002-i01"))
     assert machine.score == pytest.approx(1.5)
     assert book.score(machine, 21 * DAY_S) == pytest.approx(0.375)
+
+
+def test_one_incident_counts_once_and_three_make_a_lemon(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    book.suspect("host7", "n7", why(), "n07")
+    machine = book.exclude("host7", "n7", why())
+    assert machine.score == 1.0
+    assert machine.scheduler_node == "n07"
+    book.suspect("host7", "n7", why(at_s=DAY_S, incident="a0002-i01"))
+    assert not book.machines()["host7"].is_lemon(DAY_S)
+    machine = book.suspect("host7", "n7", why(at_s=2 * DAY_S, incident="a0003-i01"))
+    assert machine.is_lemon(2 * DAY_S)
+    assert not machine.is_lemon(40 * DAY_S)
 
 
 def test_two_jobs_write_at_once(tmp_path: Path) -> None:

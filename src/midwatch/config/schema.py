@@ -193,8 +193,8 @@ class GradeConfig(_Leaf, frozen=True, kw_only=True):
 class IsolateConfig(_Leaf, frozen=True, kw_only=True):
     """What happens to a node that caused faults."""
 
-    drain: Literal["off", "ask"] = "ask"
-    """Beyond leaving it out of this run: say which machine an operator should drain."""
+    drain: Literal["off", "ask", "do"] = "ask"
+    """Beyond leaving it out of this run: say which machine an operator should drain, or let the scheduler drain it."""
     ledger: str = ""
     """The file in which suspicions against nodes are kept from job to job. Empty: ``<run.dir>/supervisor/nodes.json``.
     """

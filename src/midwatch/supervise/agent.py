@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
+from midwatch.config import slurm_node
 from midwatch.core import MidwatchError, ProtocolError, boot_id
 from midwatch.supervise.chat import Console, open_stdin, read_lines
 from midwatch.supervise.hands import Hands
@@ -158,6 +159,7 @@ class Agent:
             pid=os.getpid(),
             machine=machine_key(),
             running_attempt=self._hands.running_attempt,
+            scheduler_node=slurm_node(),
         )
         welcome = await self._link.ask("report", "/v1/join", join, Welcome, timeout_s=self._answer_s)
         self._hands.settle(welcome.node, hello.run)

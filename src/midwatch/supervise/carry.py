@@ -45,6 +45,8 @@ from midwatch.supervise.specs import CarrySpec
 from midwatch.supervise.wire import AskToExit, FinishRun, OpenGate, Order, SayLine, StartRanks, StopLocal
 
 _SENTENCES: Final = 50
+_SCHEDULER_S: Final = 2.0
+"""At the end, for requests that came a moment ago; what is not done by then stays on disk."""
 _ENDS: Final = frozenset({"attempt.ended", "run.finished"})
 """Facts after which no rank of the attempt writes any more."""
 _log: Final = logging.getLogger("midwatch.coordinator")
@@ -74,10 +76,11 @@ class Carrier:
         self.ledger = Ledger(self._run_dir / "ledger" / "coordinator.jsonl", run=spec.run, fence=lambda: self._fence())
         self.gathering: Gathering | None = None
         self.probing: ProbeRound | None = None
-        self.isolation = Isolation(spec.run, self._run_dir, spec.isolate, members, self.say)
+        self.isolation = Isolation(spec, members, self.record, self.say)
         self.verdict: Verdict | None = None
         self.finish: Finish | None = None
         self.sentences: deque[str] = deque(maxlen=_SENTENCES)
+        self.isolation.begin()
         self._writing: set[asyncio.Task[None]] = set()
         self._story: Callable[[str], tuple[str, ...]] = lambda cause: ()
 
@@ -113,9 +116,9 @@ class Carrier:
             case ProbeNodes():
                 self._probe(instruction)
             case IsolateNode():
-                self.isolation.isolate(instruction.node, instruction.reason, instruction.incident)
+                self.isolation.isolate(instruction.node, instruction.reason, instruction.incident, instruction.cause)
             case ReleaseNode():
-                self.isolation.release(instruction.node, instruction.reason)
+                self.isolation.release(instruction.node, instruction.reason, instruction.cause)
             case AllowTraining(attempt=attempt):
                 self._order_all(OpenGate(attempt=attempt))
             case AskToSaveAndExit(attempt=attempt):
@@ -162,6 +165,7 @@ class Carrier:
         """Let what was begun come to an end: bundles written, last orders fetched; at most ``timeout_s``."""
         if self._writing:
             await asyncio.wait(self._writing, timeout=timeout_s)
+        await self.isolation.settle(_SCHEDULER_S)
         end = asyncio.get_running_loop().time() + timeout_s
         while any(m.has_orders for m in self._members.live) and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.02)
@@ -245,6 +249,9 @@ class Carrier:
 
     def _write(self, written: WriteVerdict) -> None:
         self.verdict = written.verdict
+        if written.verdict.causal_nodes:
+            self._writing.add(blaming := asyncio.create_task(self.isolation.suspect(written.verdict)))
+            blaming.add_done_callback(self._writing.discard)
         folder = self._run_dir / "incidents" / written.verdict.incident
         remarks = dict(self.gathering.remarks) if self.gathering else {}
         task = asyncio.create_task(self._write_bundle(folder, written, remarks))

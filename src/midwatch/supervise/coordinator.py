@@ -22,7 +22,8 @@ import msgspec
 from aiohttp import web
 
 from midwatch.audit import read_ledger
-from midwatch.core import FencedError, StorageError, boot_id
+from midwatch.cluster import Topology
+from midwatch.core import FencedError, MidwatchError, StorageError, boot_id
 from midwatch.faults.types import Evidence
 from midwatch.storage import write_json_atomic
 from midwatch.supervise.carry import Carrier
@@ -31,6 +32,7 @@ from midwatch.supervise.decide import InvalidTransition, RunFacts, Supervisor
 from midwatch.supervise.door import Door
 from midwatch.supervise.failover import read_holder
 from midwatch.supervise.gathering import Gathering
+from midwatch.supervise.isolating import scheduler
 from midwatch.supervise.members import Member, Members
 from midwatch.supervise.messages import (
     Event,
@@ -301,6 +303,9 @@ async def _serve() -> int:
     listener = socket.socket(fileno=spec.socket_fd)
     coordinator = Coordinator(spec, Console(sys.stdout), listener.getsockname()[1])
     door = Door(bytes.fromhex(spec.token), coordinator.session, spec.carry.run, lambda: coordinator.attempt)
+    if not spec.rules.topology and spec.rules.max_nodes > 1:
+        rules = msgspec.structs.replace(spec.rules, topology=await _ask_topology())
+        spec = msgspec.structs.replace(spec, rules=rules)
     timeout_s = spec.rules.watch.agent_timeout_s
     Service(spec.carry.run, coordinator.members, coordinator, agent_timeout_s=timeout_s).open(door)
     runner = web.AppRunner(door.app, access_log=None, handle_signals=False, shutdown_timeout=0.05)
@@ -318,6 +323,15 @@ async def _serve() -> int:
 
 async def _listen(lines: asyncio.StreamReader, coordinator: Coordinator) -> None:
     async for word, data in read_lines(lines):
+async def _ask_topology() -> Topology:
+    """Which nodes hang together, if the scheduler knows; what it says is of use, not needed."""
+    try:
+        return await scheduler().topology()
+    except MidwatchError as error:
+        _log.warning("the scheduler's topology is not used: %s", error.message)
+        return ()
+
+
         if word == "stop":
             coordinator.request_stop(str(data.get("reason", "")))
         elif word == "agent_ended":

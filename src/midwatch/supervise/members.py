@@ -150,6 +150,10 @@ class Members:
         member = self._by_name.get(name)
         return None if member is None or member.is_lost else member
 
+    def known(self, name: str) -> Member | None:
+        """The last agent of that name, lost or not."""
+        return self._by_name.get(name)
+
     def lose(self, member: Member) -> None:
         member.is_lost = True
         self._live = None

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from midwatch.audit import ensure_run
+from midwatch.cluster import Topology, load_topology
 from midwatch.config import (
     Config,
     RunPaths,
@@ -21,6 +22,7 @@ from midwatch.config import (
     redact,
     redact_list,
     resolve_paths,
+    slurm_node,
     slurm_peers,
 )
 from midwatch.core import ConfigError
@@ -70,6 +72,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tag: str
     """Unique per invocation; everything that carries it is ours."""
     node: str
+    topology: Topology = ()
+    """The user's file; empty: ask the scheduler."""
 
 
 def plan(request: LaunchRequest) -> Plan:
@@ -77,7 +81,7 @@ def plan(request: LaunchRequest) -> Plan:
 
     Raises:
         SuperviseError: SV101 the command cannot be started. ConfigError: CF102 a name that cannot be a node's, paths
-            that cannot be expanded, text that is not UTF-8.
+            that cannot be expanded, text that is not UTF-8, a topology that cannot be read.
     """
     paths = resolve_paths(request.config)
     for word in (str(paths.run_dir), str(paths.checkpoint_dir), *request.command):
@@ -88,7 +92,9 @@ def plan(request: LaunchRequest) -> Plan:
         command=resolve_command(request.command),
         command_hash=sha256_hex(canonical_json(list(request.command))),
         tag=secrets.token_hex(8),
-        node=_node_name(request.node_name or socket.gethostname()),
+        # By the scheduler's name, so that its topology and its commands mean the same node.
+        node=_node_name(request.node_name or slurm_node() or socket.gethostname()),
+        topology=load_topology(Path(file).expanduser()) if (file := request.config.grade.topology) else (),
     )
 
 
@@ -171,6 +177,7 @@ class Host:
                 isolate=config.isolate,
                 max_nodes=plan.request.most_nodes,
                 can_probe=True,
+                topology=plan.topology,
             ),
             takes_over=self._takes_over,
             is_seized=self._is_seized,

@@ -163,7 +163,7 @@ class Service:
     async def _ask(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
         asked, now_ns = msgspec.json.decode(body, type=PersonAsks), self._now_ns()
         cause, reason = f"person#{envelope.nonce}", asked.reason
-        if asked.wish in ("isolate", "release") and self._members.at(asked.node) is None:
+        if asked.wish in ("isolate", "release") and self._members.known(asked.node) is None:
             raise SuperviseError("SV115", f"the run has no node {asked.node!r}")
         match asked.wish:
             case "hold":

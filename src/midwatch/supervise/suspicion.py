@@ -21,6 +21,9 @@ from midwatch.core import StorageError
 from midwatch.storage import as_storage_error, ops, write_json_atomic
 
 _DAY_S: Final = 86400.0
+LEMON: Final = 3
+LEMON_DAYS: Final = 30.0
+"""So many incidents within this time: the machine, not bad luck (Meta's "lemon nodes", HPCA 2025)."""
 _REASONS: Final = 20
 """Kept for each machine: what a person reads before it goes back to work."""
 
@@ -39,6 +42,8 @@ class Machine(msgspec.Struct, kw_only=True):
     """What is known about one machine."""
 
     name: str
+    scheduler_node: str = ""
+    """The scheduler's name for it; empty where none was known."""
     score: float = 0.0
     """As of ``scored_s``; it halves every ``isolate.half_life_days``."""
     scored_s: float = 0.0
@@ -49,6 +54,19 @@ class Machine(msgspec.Struct, kw_only=True):
     def is_out(self, now_s: float) -> bool:
         """It gets no ranks now."""
         return self.out_until_s is not None and (self.out_until_s == 0 or self.out_until_s > now_s)
+
+    @property
+    def why_out(self) -> str:
+        """What was written last."""
+        return self.reasons[-1].text if self.reasons else ""
+
+    def recent(self, now_s: float) -> int:
+        """Incidents of the last ``LEMON_DAYS``."""
+        since_s = now_s - LEMON_DAYS * _DAY_S
+        return len({(one.run, one.incident) for one in self.reasons if one.incident and one.at_s >= since_s})
+
+    def is_lemon(self, now_s: float) -> bool:
+        return self.recent(now_s) >= LEMON
 
 
 class _Book(msgspec.Struct, kw_only=True):
@@ -97,14 +115,29 @@ class SuspicionLedger:
         except OSError as error:
             raise as_storage_error(error, f"reading {self._path}") from error
 
-    def exclude(self, key: str, name: str, reason: Reason) -> Machine:
+    def suspect(self, key: str, name: str, reason: Reason, scheduler_node: str = "") -> Machine:
+        """Hold an incident against a machine without taking it out. Raises as ``machines``; also ST102."""
+        with self._change() as book:
+            return self._blame(book, key, Machine(name=name, scheduler_node=scheduler_node), reason)
+
+    def exclude(self, key: str, name: str, reason: Reason, scheduler_node: str = "") -> Machine:
         """Take a machine out for ``isolate.quarantine_s``, and remember why. Raises as ``machines``; also ST102."""
         with self._change() as book:
-            machine = book.machines.setdefault(key, Machine(name=name))
+            machine = self._blame(book, key, Machine(name=name, scheduler_node=scheduler_node), reason)
+            machine.out_until_s = reason.at_s + self._config.quarantine_s if self._config.quarantine_s else 0.0
+        return machine
+
+    def _blame(self, book: _Book, key: str, fresh: Machine, reason: Reason) -> Machine:
+        machine = book.machines.setdefault(key, fresh)
+        machine.name = fresh.name
+        machine.scheduler_node = fresh.scheduler_node or machine.scheduler_node
+        is_known = reason.incident and any(
+            (one.run, one.incident) == (reason.run, reason.incident) for one in machine.reasons
+        )
+        if not is_known:
             machine.score = self.score(machine, reason.at_s) + 1.0
             machine.scored_s = reason.at_s
-            machine.out_until_s = reason.at_s + self._config.quarantine_s if self._config.quarantine_s else 0.0
-            machine.reasons = [*machine.reasons, reason][-_REASONS:]
+        machine.reasons = [*machine.reasons, reason][-_REASONS:]
         return machine
 
     def release(self, key: str, reason: Reason) -> None:

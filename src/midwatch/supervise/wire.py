@@ -151,6 +151,8 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     machine: str = ""
     """Host name and machine id: the same whatever job it comes with."""
+    scheduler_node: str = ""
+    """The scheduler's name for the machine; empty without one."""
     running_attempt: int = 0
 
 

@@ -57,11 +57,6 @@ def exits(*codes: int, **meanings: str) -> str:
     return f"Exit codes: {'; '.join(texts)}."
 
 
-def plain(text: object) -> str:
-    """Text from outside on one line, control characters shown as escapes."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in str(text))
-
-
 def show_json(value: Any, *, is_line: bool = False) -> None:
     """Print one document, on many lines or on one."""
     indent = None if is_line else 2

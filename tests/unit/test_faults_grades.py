@@ -106,6 +106,22 @@ def test_the_position_is_quoted_not_obeyed() -> None:
     assert "{0}" in summary
 
 
+@pytest.mark.parametrize(("gap_s", "root"), [(0.001, None), (0.5, 1)])
+def test_order_between_nodes_is_claimed_only_outside_the_clock_error(gap_s: float, root: int | None) -> None:
+    ranks = (
+        dead(1, 1, node="n0", at_s=10.0, stderr_tail=bad_batch()),
+        dead(5, 1, node="n1", at_s=10.0 + gap_s, stderr_tail=bad_batch()),
+    )
+    bounds = (("n0", 0.01), ("n1", 0.02))
+    verdict = judge(evidence(*ranks, nodes_total=2, clock_error_s=bounds))
+    assert (verdict.root_rank, verdict.fault_class) == (root, "user_exception")
+    assert {suspect.rank for suspect in verdict.suspects} == {1, 5}
+    if root is None:
+        assert len({suspect.weight for suspect in verdict.suspects}) == 1
+    on_one_node = judge(evidence(*(msgspec.structs.replace(r, node="n0") for r in ranks), clock_error_s=bounds))
+    assert on_one_node.root_rank == 1
+
+
 def test_a_domain_must_explain_most_of_the_failures() -> None:
     spread = ("n000", "n001", "n100", "n200", "n300")
     assert shared_domain(spread, SWITCHES, 512) is None

@@ -23,6 +23,7 @@ from midwatch.faults.table import class_of
 from midwatch.faults.types import Confidence, Evidence, Suspect
 
 _EARLY_EXIT = class_of("early_exit").order
+_UNKNOWN = float("inf")
 _TIMED_OUT = re.compile(r"timed out|timeout|watchdog", re.IGNORECASE)
 
 
@@ -36,9 +37,9 @@ def locate(evidence: Evidence, facts: Sequence[RankFact]) -> Located:
     roots = _roots(evidence, facts)
     if roots and roots[0].fault_class == "collective_mismatch":
         # Whoever notices it is not always the one that skipped a call.
-        return locate_jump(evidence.ranks) or _first_root(roots, facts)
+        return locate_jump(evidence.ranks) or _first_root(evidence, roots, facts)
     if roots:
-        return _first_root(roots, facts)
+        return _first_root(evidence, roots, facts)
     if evidence.lost_nodes:
         return _lost(evidence, facts)
     victims = [fact for fact in facts if fact.is_dead and fact.fault_class == "peers_lost"]
@@ -70,12 +71,15 @@ def _ended_at(fact: RankFact) -> float:
     return float("inf") if fact.evidence.exit_mono_ns is None else fact.evidence.exit_mono_ns
 
 
-def _first_root(roots: Sequence[RankFact], facts: Sequence[RankFact]) -> Located:
+def _first_root(evidence: Evidence, roots: Sequence[RankFact], facts: Sequence[RankFact]) -> Located:
     culprit, others = roots[0], roots[1:]
     same = [fact for fact in others if fact.order == culprit.order]
     confidence: Confidence = culprit.confidence
     if same and confidence == "certain":
         confidence = "likely"
+    tied = [fact for fact in same if not _is_ordered(evidence, culprit, fact)]
+    if tied:
+        return _simultaneous([culprit, *tied], roots, facts)
     reasons = [class_of(culprit.fault_class).title]
     if same:
         reasons.append(f"the first of {len(same) + 1} ranks with a failure of this kind")
@@ -95,6 +99,35 @@ def _first_root(roots: Sequence[RankFact], facts: Sequence[RankFact]) -> Located
         lines=(*culprit.lines, *_lines_of(others, "also failed"), *_lines_of(victims, "victim")),
         exit_code=culprit.evidence.exit_code,
     )
+
+
+def _is_ordered(evidence: Evidence, first: RankFact, second: RankFact) -> bool:
+    """Whether it is known which of two ended first. Clocks of different nodes tell only what exceeds their errors."""
+    bounds = dict(evidence.clock_error_s)
+    if first.node == second.node or not bounds:
+        return True
+    gap_s = (_ended_at(second) - _ended_at(first)) / 1e9
+    return not gap_s <= bounds.get(first.node, _UNKNOWN) + bounds.get(second.node, _UNKNOWN)
+
+
+def _simultaneous(tied: Sequence[RankFact], roots: Sequence[RankFact], facts: Sequence[RankFact]) -> Located:
+    """Nobody is named first who cannot be shown to be first."""
+    culprit = tied[0]
+    located = pick(
+        culprit.fault_class,
+        share(
+            [fact.evidence for fact in tied],
+            (class_of(culprit.fault_class).title, "at the same time, within the clocks' error"),
+        ),
+        evidence=culprit.evidence,
+        phrase=culprit.phrase,
+        message=culprit.message,
+        frame=culprit.frame,
+        lines=(*culprit.lines, *_lines_of(tied[1:], "also failed")),
+        confidence="likely" if culprit.confidence == "certain" else culprit.confidence,
+    )
+    victims = [fact for fact in facts if fact.rank not in {root.rank for root in roots}]
+    return _with_victims(located, _victim_ranks(victims))
 
 
 def _victim_ranks(facts: Sequence[RankFact]) -> tuple[int, ...]:

@@ -71,7 +71,7 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Its deadline passed: this is what made it a suspect."""
     proc_state: ProcState = "?"
     cpu_delta_s: float | None = None
-    """CPU seconds used between the two samples, its children's included."""
+    """CPU seconds used or waited for between the two samples, its children's included."""
     io_delta: int | None = None
     """Bytes read and written between the two samples, its children's included."""
     state_s: float | None = None

@@ -19,10 +19,11 @@ _COUNTERS: Final = (b"rchar", b"wchar", b"read_bytes")
 
 
 class Activity(NamedTuple):
-    """Totals so far; they only grow."""
+    """Totals so far."""
 
     cpu_s: float
-    """CPU time of the process and its descendants, the dead ones included."""
+    """Of the process and its descendants, the dead ones included; time for which a core was waited for counts as well: on
+    a crowded machine that is what shows who would work."""
     io_bytes: int
     """Read and written, pipes and files alike; pages that were read in by mapping a file, too."""
 
@@ -39,7 +40,7 @@ def activity(pid: int) -> Activity:
     """Of a process and what it started; nothing for one that is gone, or that we may not look at."""
     total = NOTHING
     for one in _tree(pid):
-        total += Activity(_cpu_s(one), _io_bytes(one))
+        total += Activity(_cpu_s(one) + _queued_s(one), _io_bytes(one))
     return total
 
 
@@ -67,6 +68,14 @@ def _cpu_s(pid: int) -> float:
         text = Path(f"/proc/{pid}/stat").read_bytes()
         return sum(map(int, text[text.rindex(b")") + 2 :].split()[11:15])) / _CLK_TCK
     except (OSError, ValueError):
+        return 0.0
+
+
+def _queued_s(pid: int) -> float:
+    """Of the main thread."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
         return 0.0
 
 

@@ -124,6 +124,10 @@ class DetectConfig(_Leaf, frozen=True, kw_only=True):
     """Count the collectives of each rank and compare the counts at equal steps while training runs."""
     zero_code: bool = True
     """Learn how often a script without the five lines computes and writes lines, and suspect it when it stops."""
+    straggler_factor: Annotated[float, Meta(gt=1)] = 1.5
+    """A rank whose main thread needs this many times its peers' median for a step is reported; never killed."""
+    low_disk_mb: Count = 1024
+    """Warn when less is free in the run folder, /tmp or /dev/shm. 0: never."""
 
 
 class WatchConfig(_Leaf, frozen=True, kw_only=True):

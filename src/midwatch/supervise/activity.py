@@ -22,7 +22,7 @@ class Activity(NamedTuple):
     """Totals so far."""
 
     cpu_s: float
-    """Of the process and its descendants, the dead ones included; time for which a core was waited for counts as well: on
+    """Of the process and its descendants, dead ones included. Time for which a core was waited for counts as well: on
     a crowded machine that is what shows who would work."""
     io_bytes: int
     """Read and written, pipes and files alike; pages that were read in by mapping a file, too."""

@@ -307,7 +307,11 @@ async def _serve() -> int:
         rules = msgspec.structs.replace(spec.rules, topology=await _ask_topology())
         spec = msgspec.structs.replace(spec, rules=rules)
     timeout_s = spec.rules.watch.agent_timeout_s
-    Service(spec.carry.run, coordinator.members, coordinator, agent_timeout_s=timeout_s).open(door)
+    factor = spec.rules.watch.detect.straggler_factor
+    service = Service(
+        spec.carry.run, coordinator.members, coordinator, agent_timeout_s=timeout_s, straggler_factor=factor
+    )
+    service.open(door)
     runner = web.AppRunner(door.app, access_log=None, handle_signals=False, shutdown_timeout=0.05)
     await runner.setup()
     await web.SockSite(runner, listener).start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,8 +23,10 @@ from midwatch.supervise.messages import ProbeResult
 from midwatch.supervise.outbox import Outbox
 from midwatch.supervise.parking import Parking
 from midwatch.supervise.ports import ReservedPort
+from midwatch.supervise.procs import SHM
 from midwatch.supervise.ranks import LocalAttempt
 from midwatch.supervise.sample import RankView, Sampler
+from midwatch.supervise.space import SpaceWatch
 from midwatch.supervise.spawn import NodeSetup
 from midwatch.supervise.teardown import Teardown
 from midwatch.supervise.wire import (
@@ -76,6 +79,8 @@ class Hands:
         """Incidents whose ranks' last words are still to be read."""
         self._full = frozenset[int]()
         """The attempt for which it was said that its logs have no room."""
+        places = (("disk.low", Path(setup.run_dir)), ("disk.low", Path(tempfile.gettempdir())), ("shm.low", SHM))
+        self._space = SpaceWatch(places, config.detect.low_disk_mb)
         self._sampler = Sampler(setup.node, KernelLog())
         self._parking = Parking(setup, self._say, self._sampler.helpers) if is_warm else None
 
@@ -94,6 +99,8 @@ class Hands:
         self._sampler.node = node
 
     def poll(self, now_ns: int) -> None:
+        for warned in self._space.poll(now_ns):
+            self._outbox.put(warned)
         if self._attempt is not None:
             self._attempt.poll(now_ns)
             self._mind_logs(self._attempt)

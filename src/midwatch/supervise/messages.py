@@ -136,6 +136,24 @@ class CollectivesDiffer(_Event, frozen=True, kw_only=True):
     """The newest step that all began with the counts they should have: what was done from then on is in doubt."""
 
 
+class RankLagged(_Event, frozen=True, kw_only=True):
+    """A straggler: it needs ``factor`` times its peers' median for its own part of a step. Recorded, never killed."""
+
+    attempt: int
+    rank: int
+    step: int | None
+    factor: float
+
+
+class NodeWarned(_Event, frozen=True, kw_only=True):
+    """Something about a node that a person should know and that is no fault yet (a disk is filling up)."""
+
+    node: str
+    what: str
+    """A dotted word: ``disk.low``, ``shm.low``."""
+    sentence: str
+
+
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one health probe found on one node."""
 
@@ -203,6 +221,8 @@ Event = (
     | EvidenceGathered
     | RanksGone
     | CollectivesDiffer
+    | RankLagged
+    | NodeWarned
     | NodesProbed
     | HoldRequested
     | ResumeRequested

@@ -24,6 +24,7 @@ from midwatch.supervise.logcap import LogCap
 from midwatch.supervise.procs import SHM, read_stat
 from midwatch.supervise.sample import RankView
 from midwatch.supervise.spawn import NodeSetup, log_paths, open_output, rank_environment, start_rank
+from midwatch.supervise.stragglers import OwnTime
 from midwatch.supervise.waiting import ExitWatch
 from midwatch.supervise.warm import ForkedRank, Parked
 from midwatch.supervise.watch import RankWatch
@@ -44,6 +45,7 @@ class RankProc:
         self.watch = watch
         self.is_idle = False
         """Without a beat: was found standing still with all others, and none of them has moved since."""
+        self.own_time = OwnTime()
         self.process: subprocess.Popen[bytes] | ForkedRank | None = None
         self.exit_watch: ExitWatch | None = None
         self.exited: Exited | None = None
@@ -181,6 +183,7 @@ class LocalAttempt:
             for fact in proc.watch.feed(self.slot(proc), stat.state if stat else "?", now_ns):
                 self._tell(fact)
             ran_ns, queued_ns = main_thread_ns(proc.pid)
+            proc.own_time.feed(self.slot(proc), ran_ns, now_ns)
             looks[proc.rank] = Look(ran_ns, _written(proc), stat.state if stat else "?", queued_ns)
         if looks:
             self._look_for_standstill(looks, now_ns)
@@ -340,6 +343,7 @@ def _written(proc: RankProc) -> int:
 
 
 def _status(proc: RankProc, slot: Slot, now_ns: int, counts: tuple[CollectiveCount, ...]) -> RankStatus:
+    part = proc.own_time.part
     return RankStatus(
         rank=proc.rank,
         pid=proc.pid,
@@ -352,4 +356,6 @@ def _status(proc: RankProc, slot: Slot, now_ns: int, counts: tuple[CollectiveCou
         is_attached=slot.is_attached,
         exit_code=proc.exited.exit_code if proc.exited else None,
         counts=counts,
+        own_s=round(part.own_s, 6) if part else None,
+        step_s=round(part.step_s, 6) if part else None,
     )

@@ -11,6 +11,7 @@ from midwatch.supervise.messages import (
     CheckpointVerified,
     CollectivesDiffer,
     Event,
+    NodeWarned,
     ProgressMade,
     RankExited,
     RankResumed,
@@ -30,6 +31,7 @@ from midwatch.supervise.wire import (
     Started,
     StopAsked,
     Suspected,
+    Warned,
 )
 
 _LOOK_NS: Final = 100_000_000
@@ -83,6 +85,8 @@ def translate(member: Member, numbered: NumberedFact, now_ns: int) -> Event | No
             return RanksGone(cause=cause, now_ns=now_ns, node=node, attempt=attempt, leftovers=fact.leftovers)
         case Differ():
             return differ_event(fact, cause, now_ns)
+        case Warned(what=what):
+            return NodeWarned(cause=cause, now_ns=now_ns, node=node, what=what, sentence=fact.sentence)
         case StopAsked():
             return StopRequested(cause=cause, now_ns=now_ns, reason=f"{fact.reason} (node {node})")
         case Sampled() | Probed():

@@ -20,12 +20,14 @@ from midwatch.supervise.messages import (
     HoldRequested,
     IsolateRequested,
     NodeJoined,
+    RankLagged,
     ReleaseRequested,
     ResumeRequested,
 )
 from midwatch.supervise.probing import ProbeRound
 from midwatch.supervise.protocol import Envelope
 from midwatch.supervise.reports import Progress, differ_event, translate
+from midwatch.supervise.stragglers import OwnPart, StragglerWatch
 from midwatch.supervise.wire import (
     Join,
     NumberedFact,
@@ -69,6 +71,7 @@ class Service:
         mind: Mind,
         *,
         agent_timeout_s: float = 10.0,
+        straggler_factor: float = 1.5,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._run = run
@@ -79,6 +82,9 @@ class Service:
         self._progress = Progress()
         self._comparer: tuple[int, CountComparer, Counter[str], set[tuple[int, str]]] | None = None
         """Of the attempt; members of each group that were heard, and who they are."""
+        self._straggler_factor = straggler_factor
+        self._stragglers: tuple[int, StragglerWatch] | None = None
+        """Of the attempt."""
         self._agents: dict[str, str] = {}
         """Sender prefix (one per agent process) -> agent id."""
 
@@ -124,6 +130,7 @@ class Service:
             self._take(member, numbered, now_ns)
         if report.attempt == self._mind.attempt:
             self._compare_counts(report, now_ns)
+            self._look_for_stragglers(report, now_ns)
         return Receipt(upto=member.upto, report_s=self._pace_s())
 
     def _pace_s(self) -> float:
@@ -143,6 +150,23 @@ class Service:
                 found = comparer.take(rank.rank, count.group, [(count.step, count.count)], members[count.group])
                 if found is not None:
                     self._mind.feed(differ_event(found, f"{report.node}#counts", now_ns))
+
+    def _look_for_stragglers(self, report: Report, now_ns: int) -> None:
+        if self._stragglers is None or self._stragglers[0] != report.attempt:
+            self._stragglers = report.attempt, StragglerWatch(self._straggler_factor)
+        for rank in report.ranks:
+            if rank.own_s is None or rank.step_s is None:
+                continue
+            for found in self._stragglers[1].take(rank.rank, rank.step, OwnPart(rank.own_s, rank.step_s)):
+                event = RankLagged(
+                    cause=f"{report.node}#pace",
+                    now_ns=now_ns,
+                    attempt=report.attempt,
+                    rank=found.rank,
+                    step=found.step,
+                    factor=found.factor,
+                )
+                self._mind.feed(event)
 
     def _take(self, member: Member, numbered: NumberedFact, now_ns: int) -> None:
         event = translate(member, numbered, now_ns)

@@ -80,6 +80,13 @@ class Differ(_Part, frozen=True, kw_only=True):
     """The newest step that all began with the counts they should have: what was done from then on is in doubt."""
 
 
+class Warned(_Part, frozen=True, kw_only=True):
+    """Something a person should know of this node."""
+
+    what: str
+    sentence: str
+
+
 class Probed(_Part, frozen=True, kw_only=True):
     question: str
     results: tuple[ProbeResult, ...]
@@ -91,7 +98,7 @@ class StopAsked(_Part, frozen=True, kw_only=True):
     reason: str
 
 
-Fact = Started | Exited | Suspected | Resumed | Sampled | Gone | Differ | Probed | StopAsked
+Fact = Started | Exited | Suspected | Resumed | Sampled | Gone | Differ | Warned | Probed | StopAsked
 
 
 class NumberedFact(msgspec.Struct, frozen=True):
@@ -114,6 +121,10 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     counts: tuple[CollectiveCount, ...] = ()
     """The newest ones; ranks of other nodes are compared with them."""
+    own_s: float | None = None
+    """How long its main thread ran for a step (a second, where no steps are reported), lately."""
+    step_s: float | None = None
+    """How long such a step took in all."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,9 +46,10 @@ def show(context: click.Context, run: Path | None, incident: str | None, *, is_j
     damaged = damaged_files(folder)
     files = sorted(path.name for path in folder.iterdir())
     if is_json:
-        show_json({**_listed(folder), "verdict": _verdict(folder), "files": files, "damaged": damaged})
+        document = {**_listed(folder), "report": "\n".join(_report(folder)), "verdict": _verdict(folder)}
+        show_json({**document, "files": files, "damaged": damaged})
     else:
-        for line in read_regular(folder / "report.txt").decode(errors="replace").splitlines():
+        for line in _report(folder):
             say(plain(line))
         say(f"files in {plain(folder)}: {', '.join(plain(name) for name in files)}")
         if damaged:
@@ -63,6 +64,13 @@ def damaged_files(folder: Path) -> list[str]:
         return sorted(name for name, digest in hashes.items() if _digest(folder / Path(name).name) != digest)
     except (OSError, ValueError, AttributeError):
         return ["HASHES.json"]
+
+
+def _report(folder: Path) -> list[str]:
+    try:
+        return read_regular(folder / "report.txt").decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []  # The list of hashes says that it is missing.
 
 
 def _digest(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import msgspec
 
 from midwatch.audit import LedgerLine, merged, read_run
 from midwatch.checkpoint.format import newest_verified
+from midwatch.cli import _live
 from midwatch.cli._output import exits, json_option, pairs, plain, say, show_json, when
 from midwatch.cli._places import find_place, run_argument, run_folder
 from midwatch.core import UNREADABLE, LedgerError, MidwatchError, ProtocolError, SuperviseError
 from midwatch.storage import newest_attempt
 
 _SHOWN_LINES = 5
+_DISK_S = 10.0
+"""With --watch, between two looks into the run folder: on shared storage each opens some files."""
 _OVER = "not supervised, or ended"
 
 
@@ -26,20 +30,47 @@ _OVER = "not supervised, or ended"
     epilog=exits(65, 76, e65="no run there") + " Example: midwatch status RUN --json",
 )
 @run_argument
+@click.option("--watch", "-w", is_flag=True, help="One live screen until the run is over; lines in a pipe.")
 @json_option
-def command(run: Path | None, is_json: bool) -> None:
+def command(run: Path | None, *, watch: bool, is_json: bool) -> None:
     """Say what the run in the folder RUN is doing.
 
     A live run is asked (signed with its token, so only its owner can); of one that does not answer, the folder tells
-    how far it came. "live" in the JSON document says which of the two it was.
+    how far it came. "live" in the JSON document says which of the two it was. With --json and --watch there is one
+    document a line.
     """
     folder = run_folder(run)
-    status, remark = _ask(folder)
-    document = {**_from_disk(folder), "live": status is not None, "remark": remark, "coordinator": status}
+    if watch:
+        _live.watch(_Looker(folder).look, _facts, _sentences, is_json=is_json)
+        return
+    document = _document(_from_disk(folder), *_ask(folder))
     if is_json:
         show_json(document)
         return
     _show(document)
+
+
+def _document(on_disk: dict[str, Any], status: dict[str, Any] | None, remark: str) -> dict[str, Any]:
+    return {**on_disk, "live": status is not None, "remark": remark, "coordinator": status}
+
+
+class _Looker:
+    """Asks the coordinator each time, and the disk, which is dearer, now and then."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._on_disk = _from_disk(folder)
+        self._read = time.monotonic()
+        self._verdict: object = None
+
+    def look(self) -> dict[str, Any]:
+        status, remark = _ask(self._folder)
+        verdict = (status or {}).get("last_verdict")
+        if status is None or verdict != self._verdict or time.monotonic() - self._read > _DISK_S:
+            self._on_disk, self._read, self._verdict = _from_disk(self._folder), time.monotonic(), verdict
+        document = _document(self._on_disk, status, remark)
+        # Nobody is said to listen there, rather than: somebody does not answer.
+        return {**document, "is_over": status is None and remark == _OVER}
 
 
 def _ask(folder: Path) -> tuple[dict[str, Any] | None, str]:
@@ -100,7 +131,7 @@ def _incidents(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _show(document: dict[str, Any]) -> None:
+def _facts(document: dict[str, Any]) -> list[tuple[str, object]]:
     status = document["coordinator"] or {}
     newest, ended = document["newest_verified"], document["ended"]
     facts = [
@@ -118,12 +149,20 @@ def _show(document: dict[str, Any]) -> None:
             f"{when(ended['ts_ns'])[:19]} UTC: {ended.get('sentence', '')}" if ended and not document["live"] else "",
         ),
     ]
-    pairs([(name, value) for name, value in facts if value not in ("", None)])
+    return [(name, value) for name, value in facts if value not in ("", None)]
+
+
+def _sentences(document: dict[str, Any]) -> list[str]:
+    status = document["coordinator"] or {}
+    return list(status.get("sentences") or [_sentence(event) for event in document["last_events"]])
+
+
+def _show(document: dict[str, Any]) -> None:
+    pairs(_facts(document))
     for incident in document["incidents"][-_SHOWN_LINES:]:
         say(f"  {plain(incident['incident'])}: {plain(incident['summary'])}")
-    sentences = status.get("sentences") or [_sentence(event) for event in document["last_events"]]
     say("\nlast:")
-    for sentence in sentences[-_SHOWN_LINES:]:
+    for sentence in _sentences(document)[-_SHOWN_LINES:]:
         say(f"  {plain(sentence)}")
 
 

@@ -112,6 +112,7 @@ class ClusterRun:
     def __init__(self, lab: Lab, steps: int) -> None:
         self.lab = lab
         self.steps = steps
+        self.nnodes = "2"
         self.settings = ["checkpoint.interval=10", "run.log_every=1", "restart.backoff_s=[0]"]
         self.run_dir = lab.folder / f"run-{secrets.token_hex(3)}"
         self.result_file = self.run_dir.with_suffix(".json")
@@ -120,7 +121,7 @@ class ClusterRun:
     def start(self, nodes: str = "n1,n2", *srun_options: str) -> subprocess.Popen[bytes]:
         """The command of the documentation: one launcher a node, no address anywhere."""
         count = len(nodes.split(","))
-        launcher = [MIDWATCH, "run", "--nnodes", "2", "--nproc-per-node", "1", "--run-dir", str(self.run_dir)]
+        launcher = [MIDWATCH, "run", "--nnodes", self.nnodes, "--nproc-per-node", "1", "--run-dir", str(self.run_dir)]
         settings = [f"--set={setting}" for setting in self.settings]
         trainer = [TRAINER, "--steps", str(self.steps), "--out", str(self.result_file)]
         options = [f"-N{count}", "-w", nodes, "--ntasks-per-node=1", *srun_options]

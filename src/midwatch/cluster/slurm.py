@@ -19,8 +19,8 @@ from midwatch.storage import read_regular
 
 ASK_S: Final = 10.0
 """``MessageTimeout`` is 10 s by default: later, scontrol has given up itself."""
-TOPOLOGY_S: Final = 3.0
-"""The coordinator starts after this, with or without the answer."""
+TOPOLOGY_S: Final = 1.5
+"""The coordinator starts after this, with or without the answer; one that takes over is waited for by all nodes."""
 OURS: Final = "midwatch"
 _REASON_CHARS: Final = 200
 _NODE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")

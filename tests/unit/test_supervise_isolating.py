@@ -1,0 +1,256 @@
+"""Machines left out: gone already, known from an earlier job, by a scheduler that is silent or says no."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midwatch.cluster import NodeState, Outbox, Reply, Request, Topology
+from midwatch.config import IsolateConfig
+from midwatch.faults import Verdict
+from midwatch.supervise import isolating
+from midwatch.supervise.isolating import Isolation
+from midwatch.supervise.members import Members
+from midwatch.supervise.specs import CarrySpec
+from midwatch.supervise.suspicion import SuspicionLedger
+from midwatch.supervise.wire import Join
+
+
+class Scheduler:
+    """Answers what it is told to, in order; the last answer repeats."""
+
+    name = "slurm"
+
+    def __init__(self, *replies: Reply) -> None:
+        self.replies = list(replies) or [Reply(status="done")]
+        self.asked: list[tuple[str, str]] = []
+
+    def _answer(self, verb: str, node: str) -> Reply:
+        self.asked.append((verb, node))
+        return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+
+    async def isolate(self, node: str, reason: str) -> Reply:
+        assert reason.startswith("midwatch r1")
+        return self._answer("isolate", node)
+
+    async def release(self, node: str) -> Reply:
+        return self._answer("release", node)
+
+    async def describe(self, nodes: Sequence[str]) -> dict[str, NodeState]:
+        return {}
+
+    async def topology(self) -> Topology:
+        return ()
+
+    def exclude_list(self, nodes: Iterable[str]) -> str:
+        return ",".join(nodes)
+
+    def by_hand(self, node: str, reason: str) -> str:
+        return f"drain {node}"
+
+
+class Job:
+    """One coordinator's isolation, with node n7 on machine host7."""
+
+    def __init__(self, run_dir: Path, drain: str = "do", members: Members | None = None) -> None:
+        config = IsolateConfig(drain=drain)  # type: ignore[arg-type]
+        spec = CarrySpec(
+            run="r1",
+            run_dir=str(run_dir),
+            checkpoint_dir="",
+            tag="t",
+            confirm_s=0.0,
+            max_restarts=1,
+            isolate=config,
+        )
+        self.said: list[str] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.members = members or Members(1, "c", "b", most_nodes=2)
+        self.ledger = SuspicionLedger.of(run_dir, config)
+        self.outbox = Outbox(run_dir / "supervisor" / isolating.REQUESTS)
+        self.isolation = Isolation(spec, self.members, self._record, lambda text, level: self.said.append(text))
+
+    def _record(self, event: str, step: int | None = None, cause: str = "", data: dict[str, Any] | None = None) -> None:
+        self.events.append((event, data or {}))
+
+    def join(self, node: str = "n7") -> str:
+        number = node.removeprefix("n")
+        joined = Join(
+            node=node,
+            is_name_fixed=False,
+            agent=f"{node}-a",
+            tag=f"t{number}",
+            nproc=1,
+            nnodes=1,
+            command="c",
+            address="",
+            port=1,
+            boot="b",
+            mono_ns=0,
+            pid=1,
+            machine=f"host{number}/abc",
+            scheduler_node=f"s{number}",
+        )
+        return self.isolation.why_out(self.members.admit(joined, 0)[0])
+
+
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scheduler]:
+    def make(*replies: Reply) -> Scheduler:
+        made = Scheduler(*replies)
+        monkeypatch.setattr(isolating, "scheduler", lambda: made)
+        return made
+
+    return make
+
+
+def run(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(story, 20.0))
+
+
+def test_a_lost_node_is_known_by_its_machine(tmp_path: Path, scheduler: Callable[..., Scheduler]) -> None:
+    slurm = scheduler()
+
+    async def story() -> None:
+        job = Job(tmp_path)
+        job.join()
+        member = job.members.known("n7")
+        assert member is not None
+        job.members.lose(member)
+        job.isolation.isolate("n7", "XID 79", "a0001-i01", "c1")
+        await job.isolation.settle(5.0)
+        assert slurm.asked == [("isolate", "s7")]
+        assert list(job.ledger.machines()) == ["host7/abc"]
+        assert job.events == [("node.drained", {"node": "s7", "text": "", "tries": 1})]
+        assert Job(tmp_path).join() == "XID 79", "the next job leaves it out"
+
+    run(story())
+
+
+def test_a_node_lost_before_the_coordinator_moved_is_known_by_its_name(
+    tmp_path: Path, scheduler: Callable[..., Scheduler]
+) -> None:
+    slurm = scheduler()
+
+    async def story() -> None:
+        job = Job(tmp_path)
+        job.isolation.isolate("n7", "silent", "a0001-i01", "c1")
+        await job.isolation.settle(5.0)
+        assert slurm.asked == [("isolate", "n7")]
+        assert Job(tmp_path).join() == "silent"
+
+    run(story())
+
+
+def test_a_known_machine_is_not_drained_once_more(tmp_path: Path, scheduler: Callable[..., Scheduler]) -> None:
+    slurm = scheduler()
+
+    async def story() -> None:
+        for _ in range(2):
+            job = Job(tmp_path)
+            job.join()
+            job.isolation.isolate("n7", "XID 79", "", "c1")
+            await job.isolation.settle(5.0)
+        assert len(slurm.asked) == 1
+
+    run(story())
+
+
+def test_the_next_process_goes_on_asking_a_silent_scheduler(
+    tmp_path: Path, scheduler: Callable[..., Scheduler]
+) -> None:
+    slurm = scheduler(Reply(status="silent", text="connect failure"))
+
+    async def story() -> None:
+        job = Job(tmp_path)
+        job.join()
+        job.isolation.isolate("n7", "XID 79", "", "c1")
+        await job.isolation.settle(5.0)
+        assert job.events == []
+        assert "does not answer (connect failure)" in job.said[0]
+        (left,) = job.outbox.pending(0.0)
+        assert (left.node, left.tries) == ("s7", 1)
+        job.outbox.put(Request(verb="isolate", node="s7", reason="midwatch r1", until_s=left.until_s, tries=1))
+        slurm.replies = [Reply(status="done")]
+        again = Job(tmp_path)
+        again.isolation.begin()
+        await again.isolation.settle(5.0)
+        assert [event for event, _ in again.events] == ["node.drained"]
+        assert again.outbox.pending(0.0) == []
+
+    run(story())
+
+
+def test_a_refusal_is_final_and_says_what_a_person_can_do(tmp_path: Path, scheduler: Callable[..., Scheduler]) -> None:
+    scheduler(Reply(status="refused", text="Invalid user id"))
+
+    async def story() -> None:
+        job = Job(tmp_path)
+        job.join()
+        job.isolation.isolate("n7", "XID 79", "", "c1")
+        await job.isolation.settle(5.0)
+        assert [event for event, _ in job.events] == ["node.drain_refused"]
+        assert "Invalid user id; by hand: drain s7" in job.said[0]
+        assert job.outbox.pending(0.0) == []
+
+    run(story())
+
+
+@pytest.mark.parametrize(("drain", "words"), [("ask", ["node n7 (host7) should be drained: drain s7"]), ("off", [])])
+def test_nobody_is_asked_unless_wanted(
+    drain: str, words: list[str], tmp_path: Path, scheduler: Callable[..., Scheduler]
+) -> None:
+    slurm = scheduler()
+
+    async def story() -> None:
+        job = Job(tmp_path, drain)
+        job.join()
+        job.isolation.isolate("n7", "XID 79", "", "c1")
+        job.isolation.release("n7", "repaired", "c2")
+        await job.isolation.settle(5.0)
+        assert job.said == words
+        assert slurm.asked == []
+        assert job.join("n8") == ""
+
+    run(story())
+
+
+def test_the_third_incident_makes_a_lemon(tmp_path: Path, scheduler: Callable[..., Scheduler]) -> None:
+    scheduler()
+
+    async def story() -> None:
+        job = Job(tmp_path)
+        job.join()
+        for number in (1, 2, 3):
+            assert job.said == []
+            await job.isolation.suspect(verdict(f"a000{number}-i01"))
+        assert job.said == ["node n7 (host7) has caused 3 incidents within 30 days: have it looked at"]
+        machine = job.ledger.machines()["host7/abc"]
+        assert not machine.is_out(0.0), "suspicion alone leaves nobody out"
+
+    run(story())
+
+
+def verdict(incident: str) -> Verdict:
+    return Verdict(
+        incident=incident,
+        fault_class="native_crash",
+        summary="rank 7 died of SIGSEGV",
+        root_rank=7,
+        root_node="n7",
+        suspects=(),
+        victims=(),
+        confidence="certain",
+        grade="G1",
+        action="restart",
+        rule="r",
+        causal_nodes=("n7",),
+        fingerprint="f",
+        step=1,
+        exit_code=-11,
+        evidence=(),
+    )

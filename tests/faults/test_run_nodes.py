@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from supervised import Supervised
 
+from midwatch.audit import verify_ledger
+
 pytestmark = pytest.mark.procs
 
 OPTIONS = ("--nproc-per-node", "1", "--set", "restart.backoff_s=[0]", "--set", "watch.agent_timeout_s=4")
@@ -41,8 +43,8 @@ def start_fleet(run: Supervised, nodes: str, names: tuple[str, ...]) -> dict[str
     return launchers
 
 
-def lose(launcher: subprocess.Popen[str]) -> float:
-    """The whole node at once: everything below this launcher, by its session's and its children's tags."""
+def signal_node(launcher: subprocess.Popen[str], number: signal.Signals) -> float:
+    """The whole node at once: everything below this launcher, by its children's tags."""
     tag = next(
         word.split("=")[1]
         for pid in _below(launcher.pid)
@@ -50,12 +52,16 @@ def lose(launcher: subprocess.Popen[str]) -> float:
         if word.startswith("MIDWATCH_TAG=")
     )
     at = time.monotonic()
-    doomed = [launcher.pid, *(pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _has(pid, tag))]
-    for pid in doomed:
+    for pid in [launcher.pid, *(pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _has(pid, tag))]:
         try:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
         except ProcessLookupError:
             pass
+    return at
+
+
+def lose(launcher: subprocess.Popen[str]) -> float:
+    at = signal_node(launcher, signal.SIGKILL)
     launcher.wait(10)
     return at
 
@@ -71,6 +77,14 @@ def _has(pid: int, tag: str) -> bool:
         return False
 
 
+def end_on_request(run: Supervised, launchers: dict[str, subprocess.Popen[str]]) -> None:
+    for launcher in launchers.values():
+        launcher.send_signal(signal.SIGTERM)
+    assert {run.wait(launcher) for launcher in launchers.values()} == {75}, run.story()
+    report = verify_ledger(run.run_dir / "ledger" / "coordinator.jsonl")
+    assert not report.problems, "two coordinators wrote into one ledger"
+
+
 @pytest.mark.parametrize("lost", ["n0", "n1"])
 def test_a_spare_takes_the_place_of_a_lost_node(run: Supervised, lost: str) -> None:
     launchers = start_fleet(run, "2:3", ("n0", "n1", "n2"))
@@ -82,9 +96,24 @@ def test_a_spare_takes_the_place_of_a_lost_node(run: Supervised, lost: str) -> N
     survivor = ({"n0", "n1"} - {lost}).pop()
     ranks = dict(launched["placements"])
     assert ranks[survivor] == [int(survivor[1])], "survivors keep their ranks"
-    for launcher in launchers.values():
-        launcher.send_signal(signal.SIGTERM)
-    assert {run.wait(launcher) for launcher in launchers.values()} == {75}, run.story()
+    end_on_request(run, launchers)
+
+
+def test_a_frozen_host_is_replaced_and_gives_way_when_it_thaws(run: Supervised) -> None:
+    launchers = start_fleet(run, "2:3", ("n0", "n1", "n2"))
+    at = signal_node(launchers["n0"], signal.SIGSTOP)
+    run.until_training(attempt=2, step=1)
+    assert time.monotonic() - at < 4 + 6, "the time-out of a node, and the start"
+    signal_node(launchers["n0"], signal.SIGCONT)
+    moved_at = run.events("coordinator.moved")[0]["ts_ns"]
+    run.until(
+        "the old host to come back as a spare",
+        lambda: any(e["data"]["node"] == "n0" and e["ts_ns"] > moved_at for e in run.events("node.joined")),
+    )
+    run.until("its old rank to end", lambda: run.number("pid-a1-r0") not in run.pids())
+    assert len(run.events("attempt.launched")) == 2
+    assert "another node hosts the coordinator now" in (run.folder / "launcher-0.log").read_text()
+    end_on_request(run, launchers)
 
 
 def test_without_a_spare_the_run_waits_and_then_asks_to_be_requeued(run: Supervised) -> None:
@@ -104,6 +133,4 @@ def test_a_spare_that_goes_away_disturbs_nobody(run: Supervised) -> None:
     lose(launchers.pop("n2"))
     run.until("its loss to be noted", lambda: run.events("node.lost"))
     assert len(run.events("attempt.launched")) == 1
-    for launcher in launchers.values():
-        launcher.send_signal(signal.SIGTERM)
-    assert {run.wait(launcher) for launcher in launchers.values()} == {75}
+    end_on_request(run, launchers)

@@ -143,7 +143,7 @@ def test_nodes_that_are_still_on_their_way_are_waited_for_longer() -> None:
     drive = moved(Drive(nnodes=4, nproc=1).running(step=19))
     drive.join("n1", running=1)
     drive.join("n2", running=1)
-    assert drive.pass_time(2.5) == []
+    assert drive.pass_time(3.0) == []
     assert drive.state == "waiting"
     drive.join("n3", running=1)
     drive.pass_time(2.1)

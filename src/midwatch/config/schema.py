@@ -143,7 +143,7 @@ class WatchConfig(_Leaf, frozen=True, kw_only=True):
     """Steps until the learned deadline holds."""
     confirm_s: Positive = 0.5
     """Between the two evidence samples that turn a suspicion into a fault."""
-    agent_timeout_s: Positive = 10.0
+    agent_timeout_s: Positive = 8.0
     """A node agent that is silent this long is lost."""
     grace_s: Positive = 5.0
     """From SIGTERM to SIGKILL when an attempt is torn down after a fault."""

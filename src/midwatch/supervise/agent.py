@@ -33,7 +33,7 @@ from midwatch.supervise.procs import become_subreaper
 from midwatch.supervise.protocol import read_token
 from midwatch.supervise.specs import AgentSpec
 from midwatch.supervise.suspicion import machine_key
-from midwatch.supervise.wire import Join, NumberedOrder, Orders, Receipt, Report, StopAsked, Welcome
+from midwatch.supervise.wire import Join, NumberedOrder, Orders, Receipt, Report, StopAsked, StopLocal, Welcome
 
 POLL_S: Final = 0.05
 """Between two looks at slots and states: a stopped rank is seen within a few of them."""
@@ -72,6 +72,7 @@ class Agent:
         self._last_order = 0
         self._report_s = REPORT_S
         self._joined = asyncio.Event()
+        self._polling: asyncio.Task[Orders] | None = None
         self._over = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self.cycle_errors = 0
@@ -158,8 +159,8 @@ class Agent:
             mono_ns=time.monotonic_ns(),
             pid=os.getpid(),
             machine=machine_key(),
-            running_attempt=self._hands.running_attempt,
             scheduler_node=slurm_node(),
+            running_attempt=self._hands.running_attempt,
         )
         welcome = await self._link.ask("report", "/v1/join", join, Welcome, timeout_s=self._answer_s)
         self._hands.settle(welcome.node, hello.run)
@@ -190,6 +191,9 @@ class Agent:
         # A foreign answer is as good as none: say so and try again from the first question.
         (_log.info if failures else _log.warning)("coordinator: %s", error.message)
         self._joined.clear()
+        if self._polling is not None:
+            # A host that stands still holds a poll open for as long as it likes.
+            self._polling.cancel()
         self._look_for_another()
         if not self._hands.has_working_ranks and time.monotonic() - self._heard > self._spec.patience_s:
             self._console.send("refused", error=error.code, message=error.message)
@@ -199,12 +203,13 @@ class Agent:
         await asyncio.sleep(max(_RETRY_S[0], pause_s))
 
     async def _mind_silence(self) -> None:
-        """The launcher decides what it means, and needs to know while an answer is still waited for."""
+        """While an answer is still waited for: the launcher decides what it means, and another node may host by now."""
         while True:
             await asyncio.sleep(_MIND_S)
             unheard_s = time.monotonic() - self._heard
             if unheard_s > self._report_s + _UNHEARD_S:
                 self._console.send("unreached", seconds=unheard_s)
+                self._look_for_another()
 
     def _look_for_another(self) -> None:
         """Another node may host the coordinator by now; the run folder says where."""
@@ -231,10 +236,8 @@ class Agent:
     async def _obey(self) -> None:
         while True:
             await self._joined.wait()
-            path = f"/v1/commands?after={self._last_order}"
-            try:
-                answer = await self._link.ask("orders", path, None, Orders, timeout_s=HOLD_S + 5.0)
-            except (ProtocolError, Refused):
+            answer = await self._poll_orders()
+            if answer is None:
                 # The report channel finds out by itself what is wrong, and joins again.
                 self._joined.clear()
                 self._outbox.wake()
@@ -243,12 +246,26 @@ class Agent:
             for numbered in answer.orders:
                 self._carry_out(numbered)
 
+    async def _poll_orders(self) -> Orders | None:
+        """What is to be done next; None when the coordinator is not there, or not there any more."""
+        path = f"/v1/commands?after={self._last_order}"
+        self._polling = asyncio.create_task(self._link.ask("orders", path, None, Orders, timeout_s=HOLD_S + 5.0))
+        try:
+            await asyncio.wait([self._polling])
+        finally:
+            self._polling.cancel()
+        if self._polling.cancelled() or isinstance(self._polling.exception(), (ProtocolError, Refused)):
+            return None
+        return self._polling.result()
+
     def _carry_out(self, numbered: NumberedOrder) -> None:
         if numbered.number <= self._last_order:
             return
         self._last_order = numbered.number
         attempt = getattr(numbered.order, "attempt", 0)
-        if attempt and attempt < self._link.attempt:
+        # A node that was out of reach may still hold ranks of an old attempt: to end those is never too late.
+        is_overdue_end = isinstance(numbered.order, StopLocal) and attempt == self._hands.running_attempt
+        if attempt and attempt < self._link.attempt and not is_overdue_end:
             _log.warning("PR103 order of attempt %d refused: attempt %d is known", attempt, self._link.attempt)
             return
         self._link.attempt = max(self._link.attempt, attempt)

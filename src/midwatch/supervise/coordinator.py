@@ -30,7 +30,7 @@ from midwatch.supervise.carry import Carrier
 from midwatch.supervise.chat import Console, open_stdin, read_lines
 from midwatch.supervise.decide import InvalidTransition, RunFacts, Supervisor
 from midwatch.supervise.door import Door
-from midwatch.supervise.failover import read_holder
+from midwatch.supervise.failover import disown, read_holder
 from midwatch.supervise.gathering import Gathering
 from midwatch.supervise.isolating import scheduler
 from midwatch.supervise.members import Member, Members
@@ -68,6 +68,8 @@ class Coordinator:
         self._console = console
         self.session = secrets.token_hex(8)
         self.members = Members(spec.nnodes, spec.command_hash, boot_id(), most_nodes=spec.rules.max_nodes)
+        if spec.takes_over:
+            disown(Path(spec.carry.run_dir) / "ledger" / "coordinator.jsonl")
         facts, is_ours = _recall(spec)
         self._carrier = Carrier(spec.carry, self.members, console, self._answer)
         self._supervisor = self._supervise(facts, is_ours=is_ours)
@@ -301,11 +303,11 @@ async def _serve() -> int:
     lines = await open_stdin()
     spec = msgspec.json.decode(await lines.readline(), type=CoordinatorSpec)
     listener = socket.socket(fileno=spec.socket_fd)
-    coordinator = Coordinator(spec, Console(sys.stdout), listener.getsockname()[1])
-    door = Door(bytes.fromhex(spec.token), coordinator.session, spec.carry.run, lambda: coordinator.attempt)
     if not spec.rules.topology and spec.rules.max_nodes > 1:
         rules = msgspec.structs.replace(spec.rules, topology=await _ask_topology())
         spec = msgspec.structs.replace(spec, rules=rules)
+    coordinator = Coordinator(spec, Console(sys.stdout), listener.getsockname()[1])
+    door = Door(bytes.fromhex(spec.token), coordinator.session, spec.carry.run, lambda: coordinator.attempt)
     timeout_s = spec.rules.watch.agent_timeout_s
     factor = spec.rules.watch.detect.straggler_factor
     service = Service(
@@ -325,8 +327,6 @@ async def _serve() -> int:
     return 0
 
 
-async def _listen(lines: asyncio.StreamReader, coordinator: Coordinator) -> None:
-    async for word, data in read_lines(lines):
 async def _ask_topology() -> Topology:
     """Which nodes hang together, if the scheduler knows; what it says is of use, not needed."""
     try:
@@ -336,6 +336,8 @@ async def _ask_topology() -> Topology:
         return ()
 
 
+async def _listen(lines: asyncio.StreamReader, coordinator: Coordinator) -> None:
+    async for word, data in read_lines(lines):
         if word == "stop":
             coordinator.request_stop(str(data.get("reason", "")))
         elif word == "agent_ended":

@@ -47,15 +47,18 @@ class Link:
         self._signer = Signer(token)
         self._sender = sender
         self._counters: dict[str, int] = {}
+        self._open: set[asyncio.Task[tuple[int, Envelope, bytes]]] = set()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         self._http = aiohttp.ClientSession(timeout=timeout, auto_decompress=False)
 
     def follow(self, url: str, token: bytes) -> None:
-        """The coordinator is somewhere else now; ``hello`` comes next."""
+        """The coordinator is somewhere else now; ``hello`` comes next. Nobody waits for the old one any longer."""
         self.url = url
         self._signer = Signer(token)
         self.session = ""
         self._counters.clear()
+        for request in self._open:
+            request.cancel()
 
     async def hello(self, *, timeout_s: float = ANSWER_S) -> Hello:
         """Ask for the session; must come first, and again when the coordinator has changed."""
@@ -109,21 +112,42 @@ class Link:
         timeout_s: float = ANSWER_S,
     ) -> bytes:
         envelope = Envelope(session=session, attempt=self.attempt, sender=f"{self._sender}/{channel}", nonce=nonce)
-        signed = self._signer.sign("request", path, envelope, body)
+        signer, url = self._signer, self.url
+        signed = signer.sign("request", path, envelope, body)
         try:
-            async with (
-                asyncio.timeout(timeout_s),
-                self._http.request(method, self.url + path, data=body, headers=signed.headers()) as response,
-            ):
-                data = await response.read()
-                status, answer = response.status, read_envelope(response.headers)
+            status, answer, data = await self._request(method, url + path, body, signed, timeout_s)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ProtocolError("PR104", f"no answer from {self.url}: {type(error).__name__} {error}") from error
-        self._signer.check("answer", path, answer, data)
+            raise ProtocolError("PR104", f"no answer from {url}: {type(error).__name__} {error}") from error
+        signer.check("answer", path, answer, data)
         check_answer(envelope, answer)
         if status != 200:
             raise Refused(self._decode(data, Refusal))
         return data
+
+    async def _request(
+        self, method: str, url: str, body: bytes, signed: Envelope, timeout_s: float
+    ) -> tuple[int, Envelope, bytes]:
+        """Raises TimeoutError also when the coordinator is left for another one meanwhile."""
+        request = asyncio.create_task(self._exchange(method, url, body, signed, timeout_s))
+        self._open.add(request)
+        try:
+            await asyncio.wait([request])
+        finally:
+            request.cancel()
+            self._open.discard(request)
+        if request.cancelled():
+            raise TimeoutError("it was left for another one")
+        return request.result()
+
+    async def _exchange(
+        self, method: str, url: str, body: bytes, signed: Envelope, timeout_s: float
+    ) -> tuple[int, Envelope, bytes]:
+        async with (
+            asyncio.timeout(timeout_s),
+            self._http.request(method, url, data=body, headers=signed.headers()) as response,
+        ):
+            data = await response.read()
+            return response.status, read_envelope(response.headers), data
 
 
 def read_endpoint(run_dir: Path) -> Endpoint:

@@ -8,9 +8,9 @@ from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import SECOND, Attempt, Outcome
 from midwatch.supervise.messages import NodeJoined, NodeLost, StopRanks
 
-REJOIN_S = 2.0
+REJOIN_S = 1.0
 """All but one are back after the host's node was lost, and the one is likely that node: a live agent looks for the new
-address at least once a second."""
+address twice a second."""
 
 FEW_NODES = 16
 """Up to here every node's console shows who joins."""

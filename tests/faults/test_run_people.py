@@ -72,3 +72,6 @@ def test_a_node_that_is_left_out_gets_no_ranks_and_stays_known_to_later_jobs(run
     for launcher in launchers:
         launcher.send_signal(signal.SIGTERM)
     assert {run.wait(launcher) for launcher in launchers} == {75}, run.story()
+    sentence = midwatch("node", "isolate", folder, "n0", "--reason", "noise")["state"]
+    assert sentence == "no run is live; node n0 is left out of the next run"
+    assert midwatch("node", "list", folder)[0]["is_out"]

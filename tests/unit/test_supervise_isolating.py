@@ -11,12 +11,14 @@ import pytest
 
 from midwatch.cluster import NodeState, Outbox, Reply, Request, Topology
 from midwatch.config import IsolateConfig
+from midwatch.core import SuperviseError
 from midwatch.faults import Verdict
-from midwatch.supervise import isolating
+from midwatch.supervise import between_runs, isolating
+from midwatch.supervise.between_runs import note_between_runs
 from midwatch.supervise.isolating import Isolation
 from midwatch.supervise.members import Members
 from midwatch.supervise.specs import CarrySpec
-from midwatch.supervise.suspicion import SuspicionLedger
+from midwatch.supervise.suspicion import Reason, SuspicionLedger
 from midwatch.supervise.wire import Join
 
 
@@ -29,12 +31,15 @@ class Scheduler:
         self.replies = list(replies) or [Reply(status="done")]
         self.asked: list[tuple[str, str]] = []
 
+    def for_anybody(self, *, is_slurm: bool, slurm_conf: str) -> Scheduler:
+        return self
+
     def _answer(self, verb: str, node: str) -> Reply:
         self.asked.append((verb, node))
         return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
 
     async def isolate(self, node: str, reason: str) -> Reply:
-        assert reason.startswith("midwatch r1")
+        assert reason.startswith("midwatch")
         return self._answer("isolate", node)
 
     async def release(self, node: str) -> Reply:
@@ -254,3 +259,27 @@ def verdict(incident: str) -> Verdict:
         exit_code=-11,
         evidence=(),
     )
+
+
+def test_between_runs_a_person_lets_a_machine_in_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm, config = Scheduler(), IsolateConfig(drain="do")
+    monkeypatch.setattr(between_runs, "driver_for", slurm.for_anybody)
+    ledger = SuspicionLedger.of(tmp_path, config)
+    ledger.exclude("host7/abc", "n7", Reason(at_s=0.0, text="XID 79"), "s7")
+    sentence = note_between_runs(tmp_path, config, "release", "host7", "new card")
+    assert sentence == "no run is live; node host7 is let in again, and in service in slurm"
+    assert slurm.asked == [("release", "s7")]
+    assert ledger.machines()["host7/abc"].out_until_s is None
+    with pytest.raises(SuperviseError, match="nothing is held"):
+        note_between_runs(tmp_path, config, "release", "host8", "x")
+
+
+def test_between_runs_a_silent_scheduler_is_asked_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm, config = Scheduler(Reply(status="silent", text="down")), IsolateConfig(drain="do")
+    monkeypatch.setattr(between_runs, "driver_for", slurm.for_anybody)
+    assert "the next run in this folder asks again" in note_between_runs(tmp_path, config, "isolate", "n9", "loud")
+    (request,) = Outbox(tmp_path / "supervisor" / isolating.REQUESTS).pending(0.0)
+    assert (request.verb, request.node) == ("isolate", "n9")
+    assert SuspicionLedger.of(tmp_path, config).machines()["n9"].out_until_s

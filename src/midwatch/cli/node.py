@@ -36,31 +36,35 @@ def show(run: Path | None, *, form: Literal["table", "slurm"], is_json: bool) ->
     if is_json:
         show_json([_row(key, machine, ledger.score(machine, now_s), now_s) for key, machine in machines])
     elif form == "slurm":
-        say(",".join(dict.fromkeys(key.split("/")[0] for key, machine in machines if machine.is_out(now_s))))
+        out = (machine.scheduler_node or key.split("/")[0] for key, machine in machines if machine.is_out(now_s))
+        say(",".join(dict.fromkeys(out)))
     else:
         rows = [_row(key, machine, ledger.score(machine, now_s), now_s) for key, machine in machines]
-        table(("machine", "node", "score", "left out", "last reason"), [list(_cells(row)) for row in rows])
+        table(("machine", "node", "score", "incidents", "left out", "last reason"), [list(_cells(row)) for row in rows])
 
 
-@command.command("isolate", epilog=exits(65, 76, e65="no live run there"))
+@command.command("isolate", epilog=exits(65, 74, 76, e65="no run folder there"))
 @run_argument
 @node_argument
 @reason_option
 @dry_run_option
 @json_option
 def isolate(run: Path | None, node: str, *, reason: str, dry_run: bool, is_json: bool) -> None:
-    """Leave NODE out of the live run in the folder RUN from its next attempt on, and of later jobs for a while."""
+    """Leave NODE out of the run in the folder RUN from its next attempt on, and of later jobs for a while.
+
+    Without a live run it is only written down for the next one.
+    """
     ask(run_folder(run), "isolate", reason, node=node, dry_run=dry_run, is_json=is_json)
 
 
-@command.command("release", epilog=exits(65, 76, e65="no live run there"))
+@command.command("release", epilog=exits(65, 74, 76, e65="no run folder there"))
 @run_argument
 @node_argument
 @reason_option
 @dry_run_option
 @json_option
 def release(run: Path | None, node: str, *, reason: str, dry_run: bool, is_json: bool) -> None:
-    """Let NODE take part again."""
+    """Let NODE take part again, in the live run or in the next one."""
     ask(run_folder(run), "release", reason, node=node, dry_run=dry_run, is_json=is_json)
 
 
@@ -68,7 +72,9 @@ def _row(key: str, machine: Machine, score: float, now_s: float) -> dict[str, An
     return {
         "machine": key,
         "node": machine.name,
+        "scheduler_node": machine.scheduler_node,
         "score": round(score, 3),
+        "incidents_30d": machine.recent(now_s),
         "is_out": machine.is_out(now_s),
         "out_until_s": machine.out_until_s,
         "reasons": machine.reasons,
@@ -80,4 +86,4 @@ def _cells(row: dict[str, Any]) -> tuple[object, ...]:
     out = "no"
     if row["is_out"]:
         out = f"until {when(int(row['out_until_s'] * 1e9))}" if row["out_until_s"] else "until released"
-    return row["machine"], row["node"], row["score"], out, last
+    return row["machine"], row["node"], row["score"], row["incidents_30d"], out, last

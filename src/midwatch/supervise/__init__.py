@@ -22,6 +22,7 @@ __all__ = [
     "fetch_status",
     "launch",
     "log_files",
+    "note_between_runs",
     "parse_ranks",
     "plan",
     "planned_environments",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from midwatch.supervise.between_runs import note_between_runs
     from midwatch.supervise.ending import Result
     from midwatch.supervise.folding import Fold
     from midwatch.supervise.joining import fetch_status, send_wish
@@ -60,6 +62,7 @@ _HOMES = {
     "fetch_status": "midwatch.supervise.joining",
     "launch": "midwatch.supervise.launcher",
     "log_files": "midwatch.supervise.loglines",
+    "note_between_runs": "midwatch.supervise.between_runs",
     "parse_ranks": "midwatch.supervise.loglines",
     "plan": "midwatch.supervise.prepare",
     "planned_environments": "midwatch.supervise.prepare",

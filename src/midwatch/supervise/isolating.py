@@ -19,7 +19,7 @@ from midwatch.supervise.suspicion import LEMON_DAYS, Machine, Reason, SuspicionL
 
 REQUESTS: Final = "requests.json"
 """In ``RUN/supervisor``: what the scheduler has not been told yet."""
-_WANTED_S: Final = 7 * 86400.0
+WANTED_S: Final = 7 * 86400.0
 """How long a request without a quarantine time is tried: after a week the machine is another question."""
 _log: Final = logging.getLogger("midwatch.coordinator")
 
@@ -96,7 +96,7 @@ class Isolation:
             self._say(f"node {node} is released, but that cannot be written down: {error.message}", "error")
         target = self._scheduler_node(node)
         if self._config.drain == "do" and target:
-            until_s = self._now_s() + _WANTED_S
+            until_s = self._now_s() + WANTED_S
             self._draining.ask(Request(verb="release", node=target, reason=reason, cause=cause, until_s=until_s))
 
     def why_out(self, member: Member) -> str:
@@ -116,7 +116,7 @@ class Isolation:
         target = self._scheduler_node(node)
         text = f"midwatch {self._run}{f' {incident}' if incident else ''}: {reason}"
         if self._config.drain == "do" and target:
-            until_s = self._now_s() + (self._config.quarantine_s or _WANTED_S)
+            until_s = self._now_s() + (self._config.quarantine_s or WANTED_S)
             self._draining.ask(Request(verb="isolate", node=target, reason=text, cause=cause, until_s=until_s))
         elif self._config.drain != "off":
             by_hand = self._driver.by_hand(target, text) if target else ""

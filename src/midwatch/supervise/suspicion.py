@@ -115,6 +115,13 @@ class SuspicionLedger:
         except OSError as error:
             raise as_storage_error(error, f"reading {self._path}") from error
 
+    def find(self, name: str) -> str | None:
+        """The key of the machine that a person means: by key, node name, host name or the scheduler's name."""
+        for key, machine in self.machines().items():
+            if name and name in (key, machine.name, key.split("/")[0], machine.scheduler_node):
+                return key
+        return None
+
     def suspect(self, key: str, name: str, reason: Reason, scheduler_node: str = "") -> Machine:
         """Hold an incident against a machine without taking it out. Raises as ``machines``; also ST102."""
         with self._change() as book:

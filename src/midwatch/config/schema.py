@@ -235,6 +235,15 @@ class LogsConfig(_Leaf, frozen=True, kw_only=True):
     """Of one stream of one rank and attempt: the head and the tail are kept, the middle is given back. 0: no limit."""
 
 
+class SecureConfig(_Leaf, frozen=True, kw_only=True):
+    """Messages between nodes are signed in any case; with a certificate nobody else on the network reads them."""
+
+    tls_cert: str = ""
+    """A PEM file with the certificate of the node that hosts the coordinator; clients trust exactly this one."""
+    tls_key: str = ""
+    """Its private key, mode 0600. Empty: it is in ``tls_cert``."""
+
+
 class Config(_Leaf, frozen=True, kw_only=True):
     """The whole tree. ``train`` is the user's own table: hyper-parameters that make the config hash."""
 
@@ -245,4 +254,5 @@ class Config(_Leaf, frozen=True, kw_only=True):
     grade: GradeConfig = GradeConfig()
     isolate: IsolateConfig = IsolateConfig()
     logs: LogsConfig = LogsConfig()
+    secure: SecureConfig = SecureConfig()
     train: dict[str, Any] = {}

@@ -216,9 +216,11 @@ class Agent:
         run_dir = Path(self._spec.setup.run_dir)
         with contextlib.suppress(MidwatchError):
             endpoint, token = read_endpoint(run_dir), read_token(run_dir / "supervisor" / "token")
-            if endpoint.url != self._link.url:
+            # Once encrypted, always encrypted: the next host may have been started without a certificate.
+            is_open = bool(self._spec.certificate) and not endpoint.certificate
+            if endpoint.url != self._link.url and not is_open:
                 _log.warning("the coordinator is at %s now", endpoint.url)
-                self._link.follow(endpoint.url, token)
+                self._link.follow(endpoint.url, token, endpoint.certificate)
 
     async def _is_patient(self, refused: Refused) -> bool:
         refusal = refused.refusal
@@ -287,7 +289,8 @@ async def _serve() -> int:
         loop.add_signal_handler(number, _log.info, "signal %s is the launcher's business", number.name)
     lines = await open_stdin()
     spec = msgspec.json.decode(await lines.readline(), type=AgentSpec)
-    link = Link(spec.url, bytes.fromhex(spec.token), f"agent-{os.getpid()}-{secrets.token_hex(4)}")
+    sender = f"agent-{os.getpid()}-{secrets.token_hex(4)}"
+    link = Link(spec.url, bytes.fromhex(spec.token), sender, spec.certificate)
     return await Agent(spec, link, Console(sys.stdout)).run(lines)
 
 

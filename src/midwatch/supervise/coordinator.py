@@ -49,6 +49,7 @@ from midwatch.supervise.messages import (
 from midwatch.supervise.probing import ProbeRound
 from midwatch.supervise.service import Service
 from midwatch.supervise.specs import CoordinatorSpec
+from midwatch.supervise.tls import server_context
 from midwatch.supervise.wire import Endpoint
 
 TICK_S: Final = 1.0
@@ -247,6 +248,7 @@ class Coordinator:
             hostname=socket.gethostname(),
             session=self.session,
             run=self._spec.carry.run,
+            certificate=self._spec.certificate,
         )
         path = Path(self._spec.carry.run_dir) / "supervisor" / "coordinator.json"
         try:
@@ -316,7 +318,8 @@ async def _serve() -> int:
     service.open(door)
     runner = web.AppRunner(door.app, access_log=None, handle_signals=False, shutdown_timeout=0.05)
     await runner.setup()
-    await web.SockSite(runner, listener).start()
+    context = server_context(spec.secure) if spec.certificate else None
+    await web.SockSite(runner, listener, ssl_context=context).start()
     coordinator.publish()
     tasks = [asyncio.create_task(coordinator.keep_time()), asyncio.create_task(_listen(lines, coordinator))]
     await coordinator.over.wait()

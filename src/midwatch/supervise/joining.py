@@ -28,6 +28,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     run: str
     hostname: str
+    certificate: str
 
 
 async def find_coordinator(run_dir: Path, timeout_s: float) -> Found:
@@ -62,7 +63,7 @@ async def ask_status(run_dir: Path) -> dict[str, Any]:
 
 async def _ask(run_dir: Path, path: str, message: msgspec.Struct | None) -> dict[str, Any]:
     endpoint, token = read_endpoint(run_dir), read_token(run_dir / "supervisor" / "token")
-    link = Link(endpoint.url, token, f"status-{os.getpid()}-{secrets.token_hex(4)}")
+    link = Link(endpoint.url, token, f"status-{os.getpid()}-{secrets.token_hex(4)}", endpoint.certificate)
     try:
         await link.hello()
         answer = await link.ask("status", path, message, StatusAnswer, timeout_s=_STATUS_S)
@@ -101,14 +102,20 @@ def fetch_status(run_dir: Path) -> dict[str, Any]:
 async def _knock(run_dir: Path) -> Found:
     endpoint = read_endpoint(run_dir)
     token = read_token(run_dir / "supervisor" / "token")
-    link = Link(endpoint.url, token, f"join-{os.getpid()}-{secrets.token_hex(4)}")
+    link = Link(endpoint.url, token, f"join-{os.getpid()}-{secrets.token_hex(4)}", endpoint.certificate)
     try:
         hello = await link.hello()
     except ProtocolError as error:
         raise _explain(endpoint, error) from error
     finally:
         await link.close()
-    return Found(url=endpoint.url, token=token.hex(), run=hello.run, hostname=endpoint.hostname)
+    return Found(
+        url=endpoint.url,
+        token=token.hex(),
+        run=hello.run,
+        hostname=endpoint.hostname,
+        certificate=endpoint.certificate,
+    )
 
 
 def _explain(endpoint: Endpoint, error: ProtocolError) -> ProtocolError:

@@ -90,7 +90,7 @@ class Launcher:
         self._over = asyncio.Event()
         self._mending: set[asyncio.Task[None]] = set()
 
-    async def run(self, url: str, token: str, run: str) -> Result:
+    async def run(self, url: str, token: str, run: str, certificate: str) -> Result:
         """Start everything and stay until the run is over."""
         loop = asyncio.get_running_loop()
         for number in _STOP_SIGNALS:
@@ -103,9 +103,8 @@ class Launcher:
         self._start_guardian()
         address = self._host.address if self._host else route_address(url.split("/")[2].split(":")[0])
         config_path = write_rank_config(self._plan)
-        self._agent_task = agent_task(
-            self._plan, url=url, token=token, run=run, address=address, config_path=config_path
-        )
+        task = agent_task(self._plan, url=url, token=token, run=run, address=address, config_path=config_path)
+        self._agent_task = msgspec.structs.replace(task, certificate=certificate)
         self._start_coordinator()
         self._start_agent()
         loops = [asyncio.create_task(self._show()), asyncio.create_task(self._look_after())]
@@ -352,7 +351,8 @@ def launch(plan: Plan, say: Say, *, tee: Mode = "0", out: int = 1) -> Result:
     if seat is not None:
         host = Host(plan, seat)
         try:
-            return asyncio.run(Launcher(plan, host, say, tee, out).run(host.url, host.token, host.run))
+            launcher = Launcher(plan, host, say, tee, out)
+            return asyncio.run(launcher.run(host.url, host.token, host.run, plan.certificate))
         finally:
             host.close()
     if plan.request.most_nodes == 1:
@@ -366,4 +366,4 @@ async def _join(plan: Plan, say: Say, tee: Mode, out: int) -> Result:
 
     found = await find_coordinator(plan.paths.run_dir, plan.request.config.restart.join_timeout_s)
     say(f"joining the run hosted on {found.hostname}", "info")
-    return await Launcher(plan, None, say, tee, out).run(found.url, found.token, found.run)
+    return await Launcher(plan, None, say, tee, out).run(found.url, found.token, found.run, found.certificate)

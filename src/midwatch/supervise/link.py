@@ -12,6 +12,7 @@ import msgspec
 
 from midwatch.core import ProtocolError, SuperviseError
 from midwatch.supervise.protocol import Envelope, Signer, check_answer, read_envelope
+from midwatch.supervise.tls import client_context, trust
 from midwatch.supervise.wire import Endpoint, Hello, Refusal
 
 T = TypeVar("T")
@@ -37,9 +38,10 @@ class Link:
         url: ``http://host:port``; the host as an address, so that no resolver thread is ever started.
         token: The run's.
         sender: Unique per process.
+        certificate: The coordinator's, with ``https``.
     """
 
-    def __init__(self, url: str, token: bytes, sender: str) -> None:
+    def __init__(self, url: str, token: bytes, sender: str, certificate: str = "") -> None:
         self.url = url
         self.session = ""
         self.attempt = 0
@@ -49,12 +51,16 @@ class Link:
         self._counters: dict[str, int] = {}
         self._open: set[asyncio.Task[tuple[int, Envelope, bytes]]] = set()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
-        self._http = aiohttp.ClientSession(timeout=timeout, auto_decompress=False)
+        self._tls = client_context()
+        trust(self._tls, certificate)
+        connector = aiohttp.TCPConnector(ssl=self._tls)
+        self._http = aiohttp.ClientSession(timeout=timeout, auto_decompress=False, connector=connector)
 
-    def follow(self, url: str, token: bytes) -> None:
+    def follow(self, url: str, token: bytes, certificate: str = "") -> None:
         """The coordinator is somewhere else now; ``hello`` comes next. Nobody waits for the old one any longer."""
         self.url = url
         self._signer = Signer(token)
+        trust(self._tls, certificate)
         self.session = ""
         self._counters.clear()
         for request in self._open:

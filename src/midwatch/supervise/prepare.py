@@ -17,6 +17,7 @@ from midwatch.cluster import Topology, load_topology
 from midwatch.config import (
     Config,
     RunPaths,
+    SecureConfig,
     canonical_json,
     inherited_environment,
     redact,
@@ -74,6 +75,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     topology: Topology = ()
     """The user's file; empty: ask the scheduler."""
+    certificate: str = ""
+    """What this node's coordinator shows, as PEM; empty: connections are not encrypted."""
 
 
 def plan(request: LaunchRequest) -> Plan:
@@ -81,7 +84,7 @@ def plan(request: LaunchRequest) -> Plan:
 
     Raises:
         SuperviseError: SV101 the command cannot be started. ConfigError: CF102 a name that cannot be a node's, paths
-            that cannot be expanded, text that is not UTF-8, a topology that cannot be read.
+            that cannot be expanded, text that is not UTF-8, a topology or a certificate that cannot be used.
     """
     paths = resolve_paths(request.config)
     for word in (str(paths.run_dir), str(paths.checkpoint_dir), *request.command):
@@ -95,7 +98,17 @@ def plan(request: LaunchRequest) -> Plan:
         # By the scheduler's name, so that its topology and its commands mean the same node.
         node=_node_name(request.node_name or slurm_node() or socket.gethostname()),
         topology=load_topology(Path(file).expanduser()) if (file := request.config.grade.topology) else (),
+        certificate=_certificate(request.config),
     )
+
+
+def _certificate(config: Config) -> str:
+    if config.secure == SecureConfig():
+        return ""
+    # Only who asks for encryption pays for the import.
+    from midwatch.supervise.tls import read_certificate
+
+    return read_certificate(config.secure)
 
 
 def _check_text(word: str) -> None:
@@ -149,7 +162,7 @@ class Host:
 
     @property
     def url(self) -> str:
-        return f"http://{self.address}:{self.listener.getsockname()[1]}"
+        return f"{'https' if self._plan.certificate else 'http'}://{self.address}:{self.listener.getsockname()[1]}"
 
     def task(self) -> CoordinatorSpec:
         plan, config = self._plan, self._plan.request.config
@@ -170,6 +183,8 @@ class Host:
             token=self.token,
             socket_fd=self.listener.fileno(),
             host=self.address,
+            secure=config.secure,
+            certificate=plan.certificate,
             rules=Rules(
                 watch=config.watch,
                 restart=config.restart,

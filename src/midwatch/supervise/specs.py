@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from midwatch.config import IsolateConfig, WatchConfig
+from midwatch.config import IsolateConfig, SecureConfig, WatchConfig
 from midwatch.supervise.decide import Rules
 from midwatch.supervise.spawn import NodeSetup
 
@@ -19,6 +19,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     token: str
     """Hex; a secret."""
+    certificate: str = ""
+    """PEM; the coordinator shows it. Empty: connections are not encrypted."""
     address: str
     """Where other nodes reach this one."""
     watch: WatchConfig
@@ -56,6 +58,9 @@ class CoordinatorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The launcher's listening socket: connections wait in it while a killed coordinator is started again."""
     host: str
     """What other nodes connect to."""
+    secure: SecureConfig = SecureConfig()
+    certificate: str = ""
+    """As clients are told."""
     rules: Rules
     takes_over: bool = False
     """Another node hosted this run and is gone: go on from its ledger."""

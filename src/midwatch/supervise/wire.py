@@ -285,10 +285,12 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     hostname: str
     session: str
     run: str
+    certificate: str = ""
+    """PEM: connections are encrypted, and this one is shown. Empty: they are not."""
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        return f"{'https' if self.certificate else 'http'}://{self.host}:{self.port}"
 
 
 class PersonAsks(msgspec.Struct, frozen=True, kw_only=True):

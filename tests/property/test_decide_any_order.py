@@ -294,7 +294,7 @@ class AnyOrder(RuleBasedStateMachine):
     def ask_to_stop(self) -> None:
         self.send(StopRequested, reason="SIGTERM")
 
-    @precondition(lambda self: self.supervisor.state != "finished" and self.supervisor.state in ("starting", "running", "held"))
+    @precondition(lambda self: self.supervisor.state in ("starting", "running", "held"))
     @rule()
     def coordinator_dies(self) -> None:
         records = [i for i in self.said if isinstance(i, Record)]

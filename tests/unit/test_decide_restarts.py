@@ -11,6 +11,7 @@ from midwatch.supervise.messages import (
     AllowTraining,
     Finish,
     GatherEvidence,
+    IsolateNode,
     LaunchAttempt,
     LaunchFailed,
     Placement,
@@ -350,7 +351,8 @@ def test_a_spare_replaces_a_node_that_cannot_be_cleaned() -> None:
     drive.join("n5")
     drive.exited(0, -9)
     drive.answer(dead(0, -9))
-    (launch,) = drive.gone(leftovers=(4711,))
+    told, launch = drive.gone(leftovers=(4711,))
+    assert isinstance(told, IsolateNode)
     assert isinstance(launch, LaunchAttempt)
     assert launch.placements == (Placement("n5", (0,)),)
 

@@ -237,6 +237,20 @@ def test_only_so_many_go_in_an_hour() -> None:
     assert [i.node for i in drive.all(IsolateNode)] == ["n1", node]
 
 
+def test_a_node_whose_processes_survive_sigkill_is_reported_but_not_a_whole_fleet_of_them() -> None:
+    drive = Drive(nnodes=3, nproc=1).running(step=10)
+    for spare in ("n7", "n8"):
+        drive.join(spare)
+    drive.exited(1, -9)
+    drive.answer(dead(1, -9, node="n1"))
+    for n in range(2):
+        drive.gone(f"n{n}", leftovers=(4711,))
+    assert [i.node for i in drive.all(IsolateNode)] == ["n0"]
+    (launch,) = drive.gone("n2")
+    assert isinstance(launch, LaunchAttempt)
+    assert set(nodes_of(launch)) == {"n2", "n7", "n8"}
+
+
 def test_a_person_leaves_a_node_out_and_lets_it_in_again() -> None:
     drive = Drive(nnodes=2, nproc=1).running(step=10)
     (told,) = drive.send(IsolateRequested, node="n1", reason="smells burnt")

@@ -59,6 +59,15 @@ def exclude(core: Core, nodes: Sequence[str], reason: str, *, incident: str = ""
     return True
 
 
+def abandon(core: Core, node: str, reason: str) -> None:
+    """Processes that survive SIGKILL hold the machine until it is rebooted: somebody must be told.
+
+    The node is unusable either way. Hung storage does this to many at once; those beyond the cap are not drained.
+    """
+    if node not in core.roster.excluded and room(core) > 0:
+        _leave_out(core, node, reason, by="rule", incident=core.incident.id if core.incident else "")
+
+
 def weigh(core: Core, verdict: Verdict) -> Verdict:
     """What a verdict means for the nodes that caused it, and what that means for the verdict.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midwatch.core import CODES, format_seconds
-from midwatch.supervise.decide import holding, launching
+from midwatch.supervise.decide import holding, isolation, launching
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import Outcome, StopWish
 from midwatch.supervise.messages import (
@@ -63,6 +63,7 @@ def _give_up_node(core: Core, node: str, leftovers: tuple[int, ...]) -> None:
     core.record("node.unusable", node=node, leftovers=list(leftovers))
     pids = ", ".join(str(pid) for pid in leftovers) or "no answer"
     core.say(f"node {node}: processes could not be killed ({pids}); it takes no further part", "error")
+    isolation.abandon(core, node, f"processes could not be killed ({pids})")
 
 
 def gone_timed_out(core: Core) -> None:

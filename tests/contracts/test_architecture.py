@@ -44,6 +44,7 @@ OUTSIDE = {
     "cli/_checks.py": "a trial of py-spy",
     "cluster/command.py": "the scheduler's own commands",
     "probes/runner.py": "probes, each a process",
+    "probes/surroundings.py": "a connection over loopback, the own host name",
     "storage/fence.py": "the host name in a claim",
     "supervise/address.py": "the listening socket and the own address",
     "supervise/agent.py": "ranks",

@@ -53,7 +53,11 @@ def test_a_held_run_starts_nothing_until_a_person_lets_it(run: Supervised) -> No
 
 def test_a_node_that_is_left_out_gets_no_ranks_and_stays_known_to_later_jobs(run: Supervised) -> None:
     command = [str(run.script), str(run.home), "4000", "none", "attached"]
-    options = ("--nnodes", "1:2", "--set", "restart.backoff_s=[0]", "--node-name")
+    probe, probed = run.home / "check_fan", run.home / "probed"
+    probe.write_text(f'#!/bin/sh\necho "$1" > {probed}\nexit 1\n')
+    probe.chmod(0o755)
+    settings = ("--set", "restart.backoff_s=[0]", "--set", f'isolate.probes=["{probe}"]')
+    options = ("--nnodes", "1:2", *settings, "--node-name")
     launchers = [run.start_command(command, *options, "n0")]
     run.until_training(step=3)
     launchers.append(run.start_command(command, *options, "n1"))
@@ -65,6 +69,7 @@ def test_a_node_that_is_left_out_gets_no_ranks_and_stays_known_to_later_jobs(run
     run.until_training(attempt=2, step=1)
     assert [node for node, _ in run.events("attempt.launched")[-1]["data"]["placements"]] == ["n1"]
     assert run.events("gate.probed")[-1]["data"]["failed"] == [], "the spare was probed before ranks started there"
+    assert probed.read_text().strip() == folder, "by the site's own probe, too"
     (machine,) = midwatch("node", "list", folder)
     assert (machine["node"], machine["is_out"]) == ("n0", True)
     midwatch("node", "release", folder, "n0", "--reason", "new fan")

@@ -93,6 +93,18 @@ def test_ranks_and_attempts_are_picked(run: Path) -> None:
     assert document(run, "--attempt", "1", "--rank", "0-1,7")["ranks"] == "0-1,7"
 
 
+def test_what_a_rank_said_at_the_start_of_a_long_file_is_seen(run: Path) -> None:
+    for rank in range(8):
+        start = "loaded another tokenizer than the others\n" if rank == 6 else ""
+        write(run, rank, start + "".join(f"step {step}\n" for step in range(100_000)), node=f"n{rank // 4}")
+    first = document(run)["sections"]
+    assert [section["ranks"] for section in first] == ["3", "6", "0-7"]
+    write(run, 0, "".join(f"step {step}\n" for step in range(50_000)))
+    assert len((run / "logs/a0001/n0.r00000.out").read_bytes()) < 600_000
+    lines = [line for section in document(run, "--rank", "0,1")["sections"] for line in section["lines"]]
+    assert sum(line["count"] for line in lines) < 200_000
+
+
 def test_a_rank_without_a_word_is_named(run: Path) -> None:
     write(run, 5, "", node="n1")
     assert document(run)["silent_ranks"] == "5"

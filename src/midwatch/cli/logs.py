@@ -11,7 +11,16 @@ import click
 from midwatch.cli._output import exits, json_option, plain, say, show_json
 from midwatch.cli._places import run_argument, run_folder
 from midwatch.core import SuperviseError
-from midwatch.supervise import Fold, LogFile, LogReader, attempts_with_logs, log_files, parse_ranks, rank_ranges
+from midwatch.supervise import (
+    Fold,
+    LogFile,
+    LogReader,
+    attempts_with_logs,
+    first_lines,
+    log_files,
+    parse_ranks,
+    rank_ranges,
+)
 
 _LOOK_S: Final = 1.0
 """Between two looks with --follow: long enough for all ranks to have written the line of one step."""
@@ -90,7 +99,7 @@ def _document(folder: Path, files: list[LogFile], most: int) -> dict[str, Any]:
     fold = Fold(ranks)
     silent = set(ranks)
     for file in files:
-        lines = list(LogReader(file).lines(is_last=True))
+        lines = [*first_lines(file), *LogReader(file).lines(is_last=True)]
         fold.add(file.rank, lines, file.stream)
         silent -= {file.rank} if lines else set()
     return {

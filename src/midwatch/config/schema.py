@@ -208,6 +208,9 @@ class IsolateConfig(_Leaf, frozen=True, kw_only=True):
     """How long a node stays out after it was excluded. 0: until a person releases it."""
     gate: bool = True
     """Probe a suspect node, and every spare, before ranks start on it."""
+    probes: tuple[str, ...] = ()
+    """Executables of the site, run beside our own probes with the run folder as argument: exit code 0 well, 1 worth a
+    word, 2 unfit."""
 
 
 class RestartConfig(_Leaf, frozen=True, kw_only=True):

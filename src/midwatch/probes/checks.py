@@ -14,9 +14,14 @@ from typing import Final
 import psutil
 
 from midwatch.probes.answers import Answer, Status
+from midwatch.probes.surroundings import clock, network
 
-MIN_DISK_BYTES: Final = 512 * 2**20
-MIN_SHM_BYTES: Final = 64 * 2**20
+MIN_DISK_BYTES: Final = 64 * 2**20
+LOW_DISK_BYTES: Final = 1024 * 2**20
+MIN_SHM_BYTES: Final = 8 * 2**20
+LOW_SHM_BYTES: Final = 64 * 2**20
+"""Between the two a run may start all the same (a container's /dev/shm has 64 MB): a failed probe can hold a run, so it
+must mean that ranks cannot work there."""
 MIN_INODES: Final = 1000
 MIN_MEMORY_SHARE: Final = 0.02
 SLOW_STORAGE_S: Final = 2.0
@@ -27,7 +32,8 @@ _KERNEL_WINDOW_S: Final = 600.0
 _FATAL: Final = re.compile(
     r"NVRM: Xid .*?: (?:46|48|62|64|74|79|95|109|110|119|120|136|140|143|155|156|158)\b"
     r"|Machine check events logged|Hardware Error.*(?:Uncorrected|fatal)|EDAC .*\bUE\b"
-    r"|I/O error, dev |nvme .*: (?:controller is down|I/O .*timeout, disable)|Remounting filesystem read-only",
+    r"|I/O error, dev (?:nvme|sd|vd|md|dm-)|nvme .*: (?:controller is down|I/O .*timeout, disable)"
+    r"|Remounting filesystem read-only",
     re.IGNORECASE,
 )
 """Kernel lines after which a node is not to be trusted (XIDs that ask for a reset, a reboot or a new part)."""
@@ -40,8 +46,9 @@ def disk(run_dir: Path) -> Answer:
     """Room and inodes where runs write."""
     for place in (run_dir, Path("/tmp")):
         usage, numbers = shutil.disk_usage(place), os.statvfs(place)
-        if usage.free < MIN_DISK_BYTES:
-            return Answer(probe="disk", status="fail", text=f"{usage.free >> 20} MB free in {place}")
+        if usage.free < LOW_DISK_BYTES:
+            status: Status = "fail" if usage.free < MIN_DISK_BYTES else "warn"
+            return Answer(probe="disk", status=status, text=f"{usage.free >> 20} MB free in {place}")
         if numbers.f_files and numbers.f_favail < MIN_INODES:
             return Answer(probe="disk", status="fail", text=f"{numbers.f_favail} inodes free in {place}")
     return Answer(probe="disk", status="ok")
@@ -54,7 +61,7 @@ def shm(run_dir: Path) -> Answer:
     if not place.is_dir():
         return Answer(probe="shm", status="unknown", text="no /dev/shm here", is_blind=True)
     free = shutil.disk_usage(place).free
-    status: Status = "ok" if free >= MIN_SHM_BYTES else "fail"
+    status: Status = "ok" if free >= LOW_SHM_BYTES else "warn" if free >= MIN_SHM_BYTES else "fail"
     return Answer(probe="shm", status=status, text=f"{free >> 20} MB free in /dev/shm")
 
 
@@ -148,4 +155,6 @@ CHECKS: Final[dict[str, Callable[[Path], Answer]]] = {
     "memory": memory,
     "stuck": stuck,
     "kernel": kernel,
+    "clock": clock,
+    "network": network,
 }

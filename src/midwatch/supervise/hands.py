@@ -216,7 +216,9 @@ class Hands:
             await asyncio.sleep(0.01)
 
     async def _probe(self, order: ProbeNode) -> None:
-        answers = await run_probes(Path(self.setup.run_dir), cap_s=order.cap_s, helpers=self._sampler.helpers)
+        answers = await run_probes(
+            Path(self.setup.run_dir), cap_s=order.cap_s, plugins=self.setup.probes, helpers=self._sampler.helpers
+        )
         node = self.setup.node
         results = (
             ProbeResult(node=node, probe=a.probe, status=a.status, text=redact_text(a.text), is_blind=a.is_blind)

@@ -23,6 +23,8 @@ LINE_BYTES: Final = 4096
 """What is shown of one line; progress bars without a line end would make one of a whole file."""
 NEWEST_BYTES: Final = 512 * 1024
 """Read of each file from its end; a thousand ranks are half a gigabyte, some seconds."""
+FIRST_BYTES: Final = 64 * 1024
+"""Read of a longer file from its beginning: there ranks say what they found and with what they work."""
 _CHUNK: Final = 256 * 1024
 
 _COLOUR: Final = re.compile(rb"\x1b\[[0-9;:]*m")
@@ -148,6 +150,22 @@ class LogReader:
         if len(self._rest) > LINE_BYTES:
             yield _text(self._rest)
             self._rest, self._is_in_line = b"", True
+
+
+def first_lines(file: LogFile) -> list[str]:
+    """The beginning of a file that ``LogReader`` does not begin at; empty for a shorter one."""
+    try:
+        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return []
+    try:
+        # Never into what is read from the end anyway, or lines would count twice.
+        data = os.pread(fd, min(FIRST_BYTES, max(0, os.fstat(fd).st_size - NEWEST_BYTES)), 0)
+        return [_text(line) for line in data.split(b"\n")[:-1]]
+    except OSError:
+        return []
+    finally:
+        os.close(fd)
 
 
 def _text(line: bytes) -> str:

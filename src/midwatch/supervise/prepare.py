@@ -230,6 +230,7 @@ def agent_task(plan: Plan, *, url: str, token: str, run: str, address: str, conf
         run_dir=str(plan.paths.run_dir),
         config_path=str(config_path or ""),
         log_limit_mb=request.config.logs.max_mb,
+        probes=request.config.isolate.probes,
     )
     return AgentSpec(
         setup=setup,

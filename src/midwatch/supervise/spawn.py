@@ -36,6 +36,8 @@ class NodeSetup(msgspec.Struct, frozen=True, kw_only=True):
     config_path: str
     log_limit_mb: int = 256
     """Of each output file; 0: no limit."""
+    probes: tuple[str, ...] = ()
+    """The site's own, run beside ours."""
 
 
 def resolve_command(command: Sequence[str]) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ def test_a_job_asked_to_end_is_continued_by_the_next(run: ClusterRun, undisturbe
 
 def test_a_node_without_power_and_no_spare_ends_the_run(run: ClusterRun) -> None:
     run.steps = 2000  # more than there is time for
-    run.settings.append("restart.join_timeout_s=5")
+    run.settings.append("restart.spare_wait_s=5")
     host, other = start(run, "--no-kill")
     lose(run, other)
     assert run.wait(run.sruns[0], LOST_S) != 0, run.story()
@@ -95,18 +95,20 @@ def test_a_node_without_power_and_no_spare_ends_the_run(run: ClusterRun) -> None
     (verdict,) = run.verdicts()
     assert (verdict["fault_class"], verdict["root_node"]) == ("agent_lost", other), run.story()
     (ended,) = run.events("run.finished")
-    assert (ended["data"]["exit_code"], ended["data"]["error"]) == (1, "SV106"), run.story()
+    assert (ended["data"]["exit_code"], ended["data"]["error"]) == (75, "SV114"), run.story()
     run.assert_nothing_left(host)
 
 
-def test_the_hosting_node_without_power_ends_the_launcher_of_the_other(run: ClusterRun) -> None:
+def test_the_node_beside_a_host_without_power_takes_over_and_asks_to_be_requeued(run: ClusterRun) -> None:
     run.steps = 2000
-    run.settings.append("restart.join_timeout_s=5")
+    run.settings.append("restart.spare_wait_s=5")
     host, other = start(run, "--no-kill")
     run.until_saved(30)  # from the 20th step on it is known how long a step may last
     lose(run, host)
     assert run.wait(run.sruns[0], LOST_S) != 0, run.story()
-    assert "[PR104] no answer from http" in run.output(), run.story()
+    assert len(run.events("coordinator.moved")) == 1, run.story()
+    (ended,) = run.events("run.finished")
+    assert (ended["data"]["exit_code"], ended["data"]["error"]) == (75, "SV114"), run.story()
     run.assert_nothing_left(other)
 
 

@@ -242,7 +242,7 @@ def test_a_node_whose_host_is_gone_for_good_gives_up_once_its_ranks_have_ended(r
 
 
 def test_a_node_whose_host_is_gone_does_not_hold_its_devices_for_ranks_that_wait_forever(run: Supervised) -> None:
-    quick = ("--set", "restart.join_timeout_s=2", "--set", "watch.floor_s=1", "--set", "watch.phase_timeout_s=3")
+    quick = ("--set", "restart.spare_wait_s=1", "--set", "watch.floor_s=1", "--set", "watch.phase_timeout_s=3")
     script = run.folder / "waits.py"
     script.write_text(
         "import os, sys, time\nopen(f'{sys.argv[1]}/up-r{os.environ[\"RANK\"]}', 'w').write('1')\ntime.sleep(3600)\n"
@@ -252,7 +252,7 @@ def test_a_node_whose_host_is_gone_does_not_hold_its_devices_for_ranks_that_wait
     other = run.start_command([str(script), str(run.home)], *NODES, *quick)
     run.until("both ranks", lambda: run.number("up-r0") and run.number("up-r1"))
     host.kill()
-    assert run.wait(other) == CODES["PR104"].exit_code, run.story()
+    assert run.wait(other) == CODES["SV114"].exit_code, run.story()
     run.assert_nothing_left()
 
 

@@ -105,6 +105,8 @@ class Link:
 
     async def close(self) -> None:
         await self._http.close()
+        # Its connections are closed by the next turn of the loop, which may be the last one.
+        await asyncio.sleep(0)
 
     async def _send(
         self,

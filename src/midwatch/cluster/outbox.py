@@ -6,8 +6,6 @@ One request a node: a later one for the same node takes the earlier one's place.
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +15,7 @@ import msgspec
 
 from midwatch.cluster.driver import Reply
 from midwatch.core import UNREADABLE, StorageError
-from midwatch.storage import ops, read_regular, write_json_atomic
+from midwatch.storage import locked, read_regular, write_json_atomic
 
 BACKOFF_S: Final = (2.0, 5.0, 15.0, 60.0, 300.0)
 """Between two tries; the last value repeats. A controller that restarts is back within a minute."""
@@ -102,17 +100,10 @@ class Outbox:
 
     @contextmanager
     def _change(self) -> Generator[_Box]:
-        try:
-            ops.make_dirs(self._path.parent)
-            fd = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise StorageError("ST102", f"cannot use {self._path.parent}: {error.strerror}") from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        with locked(self._path):
             box = self._read()
             yield box
-            write_json_atomic(self._path, msgspec.to_builtins(box))
-        except OSError as error:
-            raise StorageError("ST102", f"cannot write {self._path}: {error.strerror}") from error
-        finally:
-            os.close(fd)
+            try:
+                write_json_atomic(self._path, msgspec.to_builtins(box))
+            except OSError as error:
+                raise StorageError("ST102", f"cannot write {self._path}: {error.strerror}") from error

@@ -28,6 +28,7 @@ from midwatch.storage.hashing import (
     secure_kind,
     sha256_hex,
 )
+from midwatch.storage.locked import locked
 from midwatch.storage.pace import Pace
 from midwatch.storage.reading import open_regular, read_chunks, read_regular, read_uncached
 from midwatch.storage.space import NEED_INODES, RESERVE_BYTES, Space, as_storage_error, check_space, free_space
@@ -51,6 +52,7 @@ __all__ = [
     "free_space",
     "is_secure",
     "late_commits",
+    "locked",
     "new_digest",
     "newest_attempt",
     "open_regular",

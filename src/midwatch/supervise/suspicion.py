@@ -6,8 +6,6 @@ may land on the same bad machine under the same allocation.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -18,7 +16,7 @@ import msgspec
 
 from midwatch.config import IsolateConfig
 from midwatch.core import StorageError
-from midwatch.storage import as_storage_error, ops, write_json_atomic
+from midwatch.storage import as_storage_error, locked, write_json_atomic
 
 _DAY_S: Final = 86400.0
 LEMON: Final = 3
@@ -162,15 +160,11 @@ class SuspicionLedger:
 
     @contextmanager
     def _change(self) -> Generator[_Book]:
-        try:
-            ops.make_dirs(self._path.parent)
-            fd = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise StorageError("ST102", f"cannot use {self._path.parent}: {error.strerror}") from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        with locked(self._path):
             book = _Book(machines=self.machines())
             yield book
-            write_json_atomic(self._path, msgspec.to_builtins(book))
-        finally:
-            os.close(fd)
+            try:
+                write_json_atomic(self._path, msgspec.to_builtins(book))
+            except OSError as error:
+                # A machine that cannot be noted must not end the coordinator.
+                raise as_storage_error(error, f"writing {self._path}") from error

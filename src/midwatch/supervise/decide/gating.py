@@ -15,8 +15,8 @@ from midwatch.supervise.decide.model import Gate
 from midwatch.supervise.messages import NodesProbed, ProbeNodes, ProbeResult
 
 GATE_S = 15.0
-"""Probes have deadlines of their own (10 s each, side by side), and answers their way back (2 s): beyond this the way to
-the node itself is stuck."""
+"""Probes have deadlines of their own (10 s each, side by side), and answers their way back (2 s): beyond this the way
+to the node itself is stuck."""
 
 
 def is_open(core: Core) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import ssl
@@ -83,6 +84,9 @@ def is_trusted(address: tuple[str, int], certificate: str) -> bool:
         async with asyncio.timeout(10):
             _, writer = await asyncio.open_connection(*address, ssl=context)
             writer.close()
+            # Without the wait the loop may end first, and the socket with nobody to close it.
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     try:
         asyncio.run(connect())

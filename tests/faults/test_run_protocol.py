@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -73,12 +73,16 @@ async def world(session: str = "s1", mind: Mind | None = None) -> AsyncIterator[
         while data := await reader.read(65536):
             made.seen += data
             writer.write(data)
-        writer.close()
+        await hang_up(writer)
 
     async def tap(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        taps.append(asyncio.current_task())
         back, forth = await asyncio.open_connection("127.0.0.1", behind)
         await asyncio.gather(copy(reader, forth), copy(back, writer), return_exceptions=True)
+        await hang_up(forth)
+        await hang_up(writer)
 
+    taps: list[Any] = []
     wire = await asyncio.start_server(tap, "127.0.0.1", 0)
     made.url = f"http://127.0.0.1:{wire.sockets[0].getsockname()[1]}"
     try:
@@ -86,6 +90,14 @@ async def world(session: str = "s1", mind: Mind | None = None) -> AsyncIterator[
     finally:
         wire.close()
         await runner.cleanup()
+        await asyncio.gather(*taps)
+
+
+async def hang_up(writer: asyncio.StreamWriter) -> None:
+    """Without the wait the loop may end first, and leaves a socket that nobody closes."""
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
@@ -223,7 +235,7 @@ def test_a_long_message_of_a_stranger_is_refused_unread() -> None:
             writer.write("\r\n".join(head).encode())
             # The answer comes though not a byte of the body was sent.
             assert b" 401 " in await reader.readline()
-            writer.close()
+            await hang_up(writer)
 
     run(story)
 

@@ -230,14 +230,20 @@ def test_a_third_node_and_a_node_with_another_command_are_refused(run: Supervise
     run.assert_nothing_left()
 
 
-def test_a_node_whose_host_is_gone_for_good_gives_up_once_its_ranks_have_ended(run: Supervised) -> None:
-    patience = ("--set", "restart.join_timeout_s=2")
+def test_a_node_that_cannot_reach_a_living_host_gives_up_once_its_ranks_have_ended(run: Supervised) -> None:
+    # The host's launcher lives and keeps its seat, so nobody may take over; only its coordinator does not answer.
     host = run.start("none", *NODES, steps=100_000, nproc=1)
     run.until("the first node", lambda: run.events("node.joined"))
-    other = run.start("none", *NODES, *patience, steps=100_000, nproc=1)
+    other = run.start("none", *NODES, "--set", "restart.join_timeout_s=2", steps=100_000, nproc=1)
     run.until_training()
-    host.kill()
+    coordinator = run.pid_of(COORDINATOR)
+    os.kill(coordinator, signal.SIGSTOP)
+    for rank in (0, 1):
+        os.kill(run.number(f"pid-a1-r{rank}"), signal.SIGKILL)
     assert run.wait(other) == CODES["PR104"].exit_code, run.story()
+    os.kill(coordinator, signal.SIGCONT)
+    host.send_signal(signal.SIGTERM)
+    assert run.wait(host) == 75, run.story()
     run.assert_nothing_left()
 
 

@@ -3,8 +3,10 @@
 from midwatch.config.env import RankEnv, RunPaths, expand_path, inherited_environment, read_rank_env, resolve_paths
 from midwatch.config.hashing import canonical_json, config_hash
 from midwatch.config.load import LoadedConfig, Origin, dump_config, flatten_config, load_config, trace_config
+from midwatch.config.outside import OutsidePlace, read_outside_place
 from midwatch.config.redact import REDACTED, is_secret_name, redact, redact_environment, redact_list, redact_text
 from midwatch.config.schema import (
+    AdoptConfig,
     CheckpointConfig,
     Config,
     DetectConfig,
@@ -24,6 +26,7 @@ from midwatch.config.slurm import expand_hosts, slurm_conf, slurm_node, slurm_pe
 
 __all__ = [
     "REDACTED",
+    "AdoptConfig",
     "CheckpointConfig",
     "Config",
     "DetectConfig",
@@ -33,6 +36,7 @@ __all__ = [
     "LimitsConfig",
     "LoadedConfig",
     "Origin",
+    "OutsidePlace",
     "RankEnv",
     "RestartConfig",
     "ResumeConfig",
@@ -51,6 +55,7 @@ __all__ = [
     "inherited_environment",
     "is_secret_name",
     "load_config",
+    "read_outside_place",
     "read_rank_env",
     "redact",
     "redact_environment",

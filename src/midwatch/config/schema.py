@@ -231,6 +231,15 @@ class RestartConfig(_Leaf, frozen=True, kw_only=True):
     limits: LimitsConfig = LimitsConfig()
 
 
+class AdoptConfig(_Leaf, frozen=True, kw_only=True):
+    """Under another launcher (`midwatch run --adopt`)."""
+
+    end_hung: bool = True
+    """End a job that hangs, so that its launcher can start it again. False: the hang is written down and said."""
+    kill_after_s: Positive = 30.0
+    """What that launcher gives between SIGTERM and SIGKILL; midwatch is done some seconds before."""
+
+
 class LogsConfig(_Leaf, frozen=True, kw_only=True):
     """The ranks' output in ``<run.dir>/logs``."""
 
@@ -256,6 +265,7 @@ class Config(_Leaf, frozen=True, kw_only=True):
     restart: RestartConfig = RestartConfig()
     grade: GradeConfig = GradeConfig()
     isolate: IsolateConfig = IsolateConfig()
+    adopt: AdoptConfig = AdoptConfig()
     logs: LogsConfig = LogsConfig()
     secure: SecureConfig = SecureConfig()
     train: dict[str, Any] = {}

@@ -162,6 +162,16 @@ CODES: dict[str, Code] = {
         "Start again with enough nodes, or keep spares: --nnodes MIN:MAX.",
     ),
     "SV115": Code("node unknown", EXIT_USAGE, "`midwatch node list` shows the nodes that this run knows."),
+    "SV116": Code(
+        "ended so that the outside launcher starts again",
+        EXIT_REQUEUE,
+        "Start the job again: it resumes; the message names the culprit and the nodes to leave out.",
+    ),
+    "SV117": Code(
+        "not started by another launcher",
+        EXIT_USAGE,
+        "With --adopt, start one `midwatch run` a rank by srun, torchrun or the like.",
+    ),
     # --- protocol ------------------------------------------------------------------------------------------------
     "PR101": Code("message signature wrong", EXIT_PROTOCOL, "Token and run differ: is this the right run folder?"),
     "PR102": Code(

@@ -13,7 +13,7 @@ import msgspec
 
 from midwatch.config.env import real_path
 from midwatch.config.redact import redact
-from midwatch.config.schema import CheckpointConfig, Config
+from midwatch.config.schema import CheckpointConfig, Config, GuardsConfig
 
 Table = type[msgspec.Struct]
 
@@ -134,6 +134,7 @@ def contradictions(config: Config) -> Iterable[Problem]:
     if watch.floor_s > watch.phase_timeout_s:
         yield _pair("watch.floor_s", watch.floor_s, "watch.phase_timeout_s", watch.phase_timeout_s, "must not exceed")
     yield from _of_checkpoints(config.checkpoint, config.checkpoint.dir or f"{config.run.dir}/checkpoints")
+    yield from _of_guards(config.guards)
 
 
 def _of_checkpoints(checkpoint: CheckpointConfig, shared: str) -> Iterable[Problem]:
@@ -149,6 +150,21 @@ def _of_checkpoints(checkpoint: CheckpointConfig, shared: str) -> Iterable[Probl
     if keep.best and keep.best_mode == "max" and _is_loss(keep.best_metric):
         # It would keep the worst ones, and nobody would notice before the good ones are gone.
         yield _pair("checkpoint.keep.best_mode", "max", "checkpoint.keep.best_metric", keep.best_metric, "is wrong for")
+
+
+def _of_guards(guards: GuardsConfig) -> Iterable[Problem]:
+    plan, tiers = guards.schedule, guards.spike_z
+    if list(tiers) != sorted(tiers):
+        yield Problem("CF106", "guards.spike_z", f"guards.spike_z = {list(tiers)}: each must be at least the one before")
+    if guards.breaker.probation_z > tiers[0]:
+        yield _pair("guards.breaker.probation_z", guards.breaker.probation_z, "guards.spike_z", tiers[0], "must not exceed")
+    if plan.kind == "unknown":
+        return
+    if plan.peak_lr == 0:
+        yield _pair("guards.schedule.kind", plan.kind, "guards.schedule.peak_lr", plan.peak_lr, "does not go with")
+    if plan.kind != "constant" and plan.total_steps <= max(plan.warmup_steps, plan.decay_start):
+        end, begin = plan.total_steps, max(plan.warmup_steps, plan.decay_start)
+        yield _pair("guards.schedule.total_steps", end, "guards.schedule.warmup_steps", begin, "must exceed")
 
 
 def _is_loss(metric: str) -> bool:

@@ -29,6 +29,9 @@ class RunConfig(_Leaf, frozen=True, kw_only=True):
     """A label for people; the run id is made by midwatch."""
     log_every: Steps = 10
     """Steps between two metric records on disk (every step is kept in memory until then)."""
+    keep_code: bool = True
+    """Keep the text of the script, of the project's modules and of uncommitted changes in ``<run.dir>/provenance``.
+    False: only their hashes."""
 
 
 class KeepConfig(_Leaf, frozen=True, kw_only=True):
@@ -213,6 +216,82 @@ class IsolateConfig(_Leaf, frozen=True, kw_only=True):
     word, 2 unfit."""
 
 
+GuardKind = Literal[
+    "nonfinite",
+    "zero_loss",
+    "low_loss",
+    "spike",
+    "too_good",
+    "level_rise",
+    "plateau",
+    "grad_spike",
+    "grad_climb",
+    "lr_off_plan",
+    "scale_collapse",
+    "scale_runaway",
+    "update_jump",
+    "weights_jump",
+    "weights_stalled",
+    "rank_apart",
+    "replicas_split",
+    "resume_shift",
+    "data_repeated",
+    "data_changed",
+]
+"""What the guards look for, one word a rule; ``docs/explanation/guards.md`` explains each."""
+
+
+class ScheduleConfig(_Leaf, frozen=True, kw_only=True):
+    """The planned learning rate of the first parameter group, which the logged one is held against."""
+
+    kind: Literal["unknown", "constant", "linear", "cosine", "wsd"] = "unknown"
+    """The course after the warm-up; ``wsd`` is constant until ``decay_start``, then linear. unknown: not looked at."""
+    peak_lr: NotNegative = 0.0
+    """The highest learning rate."""
+    warmup_steps: Count = 0
+    """Linear from nothing to the peak; statistical rules are armed 128 steps later."""
+    total_steps: Count = 0
+    """The step at which the decay ends."""
+    decay_start: Count = 0
+    """Where the decay of ``wsd`` begins."""
+    floor_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """The learning rate in the end, as a share of the peak."""
+
+
+class BreakerConfig(_Leaf, frozen=True, kw_only=True):
+    """What happens after a trip; see docs/explanation/guards.md."""
+
+    hold_s: Positive = 3600.0
+    """How long a paused run keeps its machines while nobody decides; then it ends and must be looked at."""
+    rewinds_per_day: Count = 3
+    """Rewinds without a person in 24 hours."""
+    rewind_steps: Steps = 100
+    """How far before the first outlier the checkpoint must lie; doubled each time the trouble comes back."""
+    probation_steps: Steps = 256
+    """Steps after a rewind in which less is allowed..."""
+    probation_z: Positive = 5.0
+    """...than in other times."""
+
+
+class GuardsConfig(_Leaf, frozen=True, kw_only=True):
+    """Watching loss, gradient norm and learning rate."""
+
+    action: Literal["off", "warn", "pause", "rewind"] = "pause"
+    """What a trip does: nothing is watched, say so, stop before the next optimizer step and wait for a decision, or go
+    back by itself and skip the data."""
+    off: tuple[GuardKind, ...] = ()
+    """Kinds of findings that are not reported and stop nothing."""
+    spike_z: tuple[Positive, Positive, Positive] = (6.0, 8.0, 20.0)
+    """Robust standard deviations of an outlier (noted; three of five steps are an incident), of a large one (two of
+    three), and of one that is an incident alone."""
+    trip_after: Steps = 5
+    """Outliers of the loss in a row that are a trip."""
+    entropy_floor: NotNegative = 0.05
+    """A mean loss below this many nats is a trip: no text is so easy to predict. 0: not looked at."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    breaker: BreakerConfig = BreakerConfig()
+
+
 class RestartConfig(_Leaf, frozen=True, kw_only=True):
     """How often to try again."""
 
@@ -266,6 +345,7 @@ class Config(_Leaf, frozen=True, kw_only=True):
     grade: GradeConfig = GradeConfig()
     isolate: IsolateConfig = IsolateConfig()
     adopt: AdoptConfig = AdoptConfig()
+    guards: GuardsConfig = GuardsConfig()
     logs: LogsConfig = LogsConfig()
     secure: SecureConfig = SecureConfig()
     train: dict[str, Any] = {}

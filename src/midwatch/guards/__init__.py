@@ -1,0 +1,68 @@
+"""Watching the numbers of training: pure detectors over one step's values, and the circuit breaker that acts on them.
+
+Nothing here needs PyTorch, reads a clock or touches a file, so that ``midwatch triage`` runs the same rules over a
+recorded curve as training does.
+"""
+
+from midwatch.guards.breaker import Breaker, Memory, Trip
+from midwatch.guards.breaker_messages import (
+    Act,
+    BreakerEvent,
+    ClearSuspect,
+    Decision,
+    End,
+    GoBack,
+    GoOn,
+    Instruction,
+    MarkSuspect,
+    Moved,
+    Pause,
+    Resumed,
+    Say,
+    StartTriage,
+    State,
+    StepJudged,
+    Ticked,
+    WakeAt,
+    judged,
+)
+from midwatch.guards.finding import TIERS, Finding, Kind, Sample, Tier, Verdict, worst
+from midwatch.guards.guards import Guards
+from midwatch.guards.replicas import Vote, vote
+from midwatch.guards.schedule import Schedule
+
+__all__ = [
+    "TIERS",
+    "Act",
+    "Breaker",
+    "BreakerEvent",
+    "ClearSuspect",
+    "Decision",
+    "End",
+    "Finding",
+    "GoBack",
+    "GoOn",
+    "Guards",
+    "Instruction",
+    "Kind",
+    "MarkSuspect",
+    "Memory",
+    "Moved",
+    "Pause",
+    "Resumed",
+    "Sample",
+    "Say",
+    "Schedule",
+    "StartTriage",
+    "State",
+    "StepJudged",
+    "Ticked",
+    "Tier",
+    "Trip",
+    "Verdict",
+    "Vote",
+    "WakeAt",
+    "judged",
+    "vote",
+    "worst",
+]

@@ -1,0 +1,406 @@
+"""The circuit breaker: when training pauses, what is in doubt then, and how it comes back.
+
+    closed ─ outlier ─► watching ─ incident ─► incident        nothing stops
+       ▲                    │                      │
+       │  calm              └───── trip, or N anomalous steps in a row
+       │                                           ▼
+    half_open ◄── resumed ── rewind decided ──── open          no optimizer step; the hold is bounded
+       │                                           ▲ │
+       └────── any incident, N in a row over z 5 ──┘ └─ hold over, or a person says stop ─► ended
+
+Pure: events in, instructions out, no clock and no I/O. Its memory belongs to the run, not to a checkpoint: a rewind
+that took it back as well would forget that it happened.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from midwatch.config import GuardsConfig
+from midwatch.guards.breaker_messages import (
+    Act,
+    BreakerEvent,
+    ClearSuspect,
+    Decision,
+    End,
+    GoBack,
+    GoOn,
+    Instruction,
+    MarkSuspect,
+    Moved,
+    Pause,
+    Resumed,
+    Say,
+    StartTriage,
+    State,
+    StepJudged,
+    Ticked,
+    WakeAt,
+)
+from midwatch.guards.finding import Kind
+
+CALM_STEPS: Final = 50
+"""Steps without an outlier after which one is over."""
+LENIENT_STEPS: Final = 128
+"""After a person's ``go_on`` the same kind does not stop the run again for so long: the trend needs half as many steps to
+learn a new level."""
+SAME_PLACE: Final = 16
+"""Positions of first outliers that are no farther apart are the same place."""
+DAY_NS: Final = 86_400 * 10**9
+SECOND_NS: Final = 10**9
+
+_REWINDS: Final[tuple[Act, ...]] = ("rewind", "skip_range", "lower_lr", "drop_node")
+
+
+class Trip(msgspec.Struct, kw_only=True):
+    """One opening."""
+
+    step: int
+    kind: Kind
+    position: int
+    """Of the first outlier, in the data."""
+    last_position: int
+    since_load: int | None
+    """Steps from the last resume to the trip."""
+    ranks: tuple[int, ...] = ()
+
+
+class Memory(msgspec.Struct, kw_only=True):
+    """All that the breaker knows; plain data."""
+
+    state: State = "closed"
+    step: int | None = None
+    is_step_anomalous: bool = False
+    in_a_row: int = 0
+    calm: int = 0
+    since_step: int | None = None
+    """The first outlier of what is going on."""
+    since_position: int = 0
+    loaded_step: int | None = None
+    trip: Trip | None = None
+    """The last opening, until it is over."""
+    trips: list[Trip] = []
+    """Openings since there was progress."""
+    until_ns: int = 0
+    needs_person: bool = False
+    is_going_back: bool = False
+    rewinds: int = 0
+    """Since there was progress."""
+    automatic_ns: list[int] = []
+    lenient_kind: Kind | None = None
+    lenient_until: int = 0
+
+
+class Breaker:
+    """The state machine of one run; one at a time may speak for it."""
+
+    def __init__(self, config: GuardsConfig | None = None) -> None:
+        config = config or GuardsConfig()
+        self._action = config.action
+        self._trip_after = config.trip_after
+        self._rules = config.breaker
+        self._memory = Memory()
+        self._out: list[Instruction] = []
+        self._cause = ""
+
+    @property
+    def state(self) -> State:
+        return self._memory.state
+
+    @property
+    def memory(self) -> Memory:
+        """To look at."""
+        return self._memory
+
+    def handle(self, event: BreakerEvent) -> list[Instruction]:
+        """Take one event; the instructions are to be carried out in their order."""
+        self._out, self._cause = [], event.cause
+        if self._memory.state == "ended":
+            return []
+        match event:
+            case StepJudged():
+                self._judged(event)
+            case Decision():
+                self._decided(event)
+            case Resumed():
+                self._resumed(event)
+            case Ticked():
+                self._ticked(event)
+        return self._out
+
+    def state_dict(self) -> dict[str, Any]:
+        """The memory as plain data."""
+        return msgspec.to_builtins(self._memory)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved memory.
+
+        Raises:
+            msgspec.ValidationError: It is not one.
+        """
+        self._memory = msgspec.convert(state, Memory)
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    def _judged(self, event: StepJudged) -> None:
+        memory = self._memory
+        if memory.state == "open":
+            return  # a verdict that was under way when the pause began
+        self._count(event)
+        if memory.state == "half_open":
+            self._on_probation(event)
+        elif self._is_trip(event):
+            self._open(event)
+        elif event.tier == "incident" and memory.state != "incident":
+            self._move("incident", event.step, f"{event.kind}")
+            self._triage(event)
+        elif memory.since_step is not None and memory.state == "closed":
+            self._move("watching", event.step, f"{event.kind or 'an outlier'}")
+        elif memory.since_step is None and memory.state != "closed":
+            memory.trip = None
+            self._move("closed", event.step, f"{CALM_STEPS} steps without an outlier")
+
+    def _count(self, event: StepJudged) -> None:
+        """Several verdicts on one step count as one."""
+        memory = self._memory
+        is_anomalous = event.is_anomalous or self._is_over_probation(event)
+        if event.step != memory.step:
+            memory.step, memory.is_step_anomalous = event.step, False
+            memory.in_a_row = memory.in_a_row + 1 if is_anomalous else 0
+            memory.calm += 1
+        elif is_anomalous and not memory.is_step_anomalous:
+            memory.in_a_row += 1
+        memory.is_step_anomalous = memory.is_step_anomalous or is_anomalous
+        if is_anomalous or event.is_outlier or event.tier in ("incident", "trip"):
+            memory.calm = 0
+            if memory.since_step is None:
+                memory.since_step, memory.since_position = event.step, _position(event)
+        elif memory.calm >= CALM_STEPS:
+            memory.since_step = None
+
+    def _is_over_probation(self, event: StepJudged) -> bool:
+        is_strict = self._memory.state == "half_open"
+        return is_strict and event.z is not None and event.z > self._rules.probation_z
+
+    def _is_trip(self, event: StepJudged) -> bool:
+        memory = self._memory
+        if event.tier != "trip" and memory.in_a_row < self._trip_after:
+            return False
+        kind = event.kind or "spike"
+        # What a person let pass is not asked again at once; a value that is not finite cannot be trained through.
+        return kind == "nonfinite" or kind != memory.lenient_kind or event.step >= memory.lenient_until
+
+    def _on_probation(self, event: StepJudged) -> None:
+        memory, trip = self._memory, self._memory.trip
+        if event.tier in ("incident", "trip") or memory.in_a_row >= self._trip_after:
+            self._open(event)
+            return
+        loaded = memory.loaded_step if memory.loaded_step is not None else event.step
+        end = loaded + self._rules.probation_steps
+        if trip is not None:
+            # Doubled rewinds begin far before the place: it must have been passed as well.
+            end = max(end, trip.step + CALM_STEPS)
+        if event.step >= end and memory.since_step is None:
+            memory.trip, memory.rewinds = None, 0
+            memory.trips = []
+            self._move("closed", event.step, "probation passed")
+
+    # --- opening --------------------------------------------------------------------------------------------------
+
+    def _open(self, event: StepJudged) -> None:
+        memory = self._memory
+        is_warning = self._action in ("off", "warn")
+        if is_warning and memory.trip is not None and memory.state == "incident":
+            return  # told already
+        trip = self._remember(event)
+        since = memory.since_step if memory.since_step is not None else event.step
+        self._emit(MarkSuspect(cause=self._cause, since_step=since))
+        why = f"{trip.kind} at step {trip.step}"
+        if is_warning:
+            self._say("error", f"{why}: would have paused; checkpoints since step {since} are suspect")
+            self._triage(event)
+            if memory.state != "incident":
+                self._move("incident", event.step, why)
+            return
+        doubt = self._doubt(trip, event.now_ns)
+        memory.needs_person = bool(doubt) or self._action == "pause"
+        self._triage(event)
+        self._pause(event.now_ns, f"{why}; {doubt}" if doubt else why)
+        if not memory.needs_person:
+            self._go_back(self._policy(trip, event.now_ns))
+
+    def _remember(self, event: StepJudged) -> Trip:
+        memory = self._memory
+        position = memory.since_position if memory.since_step is not None else _position(event)
+        loaded = memory.loaded_step
+        memory.trip = Trip(
+            step=event.step,
+            kind=event.kind or "spike",
+            position=position,
+            last_position=_position(event),
+            since_load=None if loaded is None else event.step - loaded,
+            ranks=event.ranks,
+        )
+        return memory.trip
+
+    def _doubt(self, trip: Trip, now_ns: int) -> str:
+        """Why no rule may decide; empty when one may."""
+        memory = self._memory
+        earlier, memory.trips = memory.trips, [*memory.trips[-15:], trip]
+        same = [one for one in earlier if one.kind == trip.kind]
+        if any(abs(one.position - trip.position) <= SAME_PLACE for one in same):
+            return f"the second time at position {trip.position} of the data without progress"
+        if trip.since_load is not None and any(one.since_load == trip.since_load for one in same):
+            return f"the second time {trip.since_load} steps after a load without progress"
+        memory.automatic_ns = [at for at in memory.automatic_ns if now_ns - at < DAY_NS]
+        if self._action == "rewind" and len(memory.automatic_ns) >= self._rules.rewinds_per_day:
+            return f"{len(memory.automatic_ns)} automatic rewinds in 24 hours are enough"
+        return ""
+
+    def _pause(self, now_ns: int, why: str) -> None:
+        memory, trip = self._memory, self._memory.trip
+        memory.until_ns = now_ns + round(self._rules.hold_s * SECOND_NS)
+        memory.is_going_back = False
+        step, kind = (trip.step, trip.kind) if trip is not None else (memory.step or 0, "spike")
+        self._move("open", step, why)
+        self._emit(
+            Pause(
+                cause=self._cause,
+                step=step,
+                until_ns=memory.until_ns,
+                kind=kind,
+                needs_person=memory.needs_person,
+                why=why,
+            )
+        )
+        self._emit(WakeAt(cause=self._cause, at_ns=memory.until_ns))
+        if memory.needs_person:
+            self._say("error", f"paused: {why}. A person decides within {self._rules.hold_s:.0f} s, or the run ends")
+
+    def _policy(self, trip: Trip, now_ns: int) -> Decision:
+        act: Act = "drop_node" if trip.kind == "replicas_split" and trip.ranks else "skip_range"
+        skips = act == "skip_range"
+        return Decision(
+            now_ns=now_ns,
+            cause=self._cause,
+            act=act,
+            by="policy",
+            reason=f"{trip.kind} at step {trip.step}",
+            first=trip.position if skips else None,
+            last=trip.last_position if skips else None,
+            ranks=trip.ranks if not skips else (),
+            is_automatic=True,
+        )
+
+    # --- deciding -------------------------------------------------------------------------------------------------
+
+    def _decided(self, decision: Decision) -> None:
+        memory = self._memory
+        fault = _incomplete(decision)
+        if fault:
+            self._say("error", f"{decision.act} by {decision.by} is not done: {fault}")
+        elif decision.act == "stop":
+            self._end(decision.reason or f"stopped by {decision.by}")
+        elif decision.is_automatic:
+            self._say("error", f"{decision.act} by {decision.by} is not done: only the breaker itself is automatic")
+        elif decision.act == "go_on":
+            self._let_go(decision)
+        elif memory.is_going_back:
+            self._say("warning", f"{decision.act} by {decision.by} is not done: a rewind is under way")
+        else:
+            if memory.state != "open":
+                memory.needs_person = False
+                self._pause(decision.now_ns, f"{decision.act} asked for by {decision.by}")
+            self._go_back(decision)
+
+    def _let_go(self, decision: Decision) -> None:
+        memory = self._memory
+        if memory.state != "open" or memory.is_going_back:
+            self._say("warning", f"go_on by {decision.by} changes nothing: the run is {memory.state}")
+            return
+        trip, step = memory.trip, memory.step
+        if memory.since_step is not None:
+            self._emit(ClearSuspect(cause=self._cause, since_step=memory.since_step))
+        if trip is not None and step is not None:
+            memory.lenient_kind, memory.lenient_until = trip.kind, step + LENIENT_STEPS
+        memory.trip = None
+        memory.trips = memory.trips[:-1]  # a false alarm is no trouble that came back
+        self._forget_outlier()
+        self._move("closed", step, f"go_on by {decision.by}: {decision.reason}")
+        self._emit(GoOn(cause=self._cause))
+
+    def _go_back(self, decision: Decision) -> None:
+        memory, trip = self._memory, self._memory.trip
+        first = memory.since_step
+        if first is None:
+            first = trip.step if trip is not None else (memory.step or 0)
+        distance = self._rules.rewind_steps * 2 ** min(memory.rewinds, 16)
+        before = decision.before_step if decision.before_step is not None else first - distance
+        memory.is_going_back = True
+        memory.rewinds += 1
+        if decision.is_automatic:
+            memory.automatic_ns.append(decision.now_ns)
+        self._emit(GoBack(cause=self._cause, before_step=max(0, before), decision=decision))
+        self._say("warning", f"{decision.act} by {decision.by}: back to a checkpoint below step {max(0, before)}")
+
+    def _resumed(self, event: Resumed) -> None:
+        memory = self._memory
+        was_open = memory.state == "open"
+        memory.loaded_step, memory.step = event.step, None
+        self._forget_outlier()
+        memory.is_going_back = False
+        memory.lenient_kind = None
+        if was_open:
+            self._move("half_open", event.step, f"resumed at step {event.step}")
+        elif memory.state in ("watching", "incident"):
+            self._move("closed", event.step, f"resumed at step {event.step}")
+
+    def _ticked(self, event: Ticked) -> None:
+        memory = self._memory
+        if memory.state == "open" and event.now_ns >= memory.until_ns:
+            what = "the rewind did not come to an end" if memory.is_going_back else "nobody decided"
+            self._end(f"{what} within {self._rules.hold_s:.0f} s")
+
+    # --- small verbs ----------------------------------------------------------------------------------------------
+
+    def _triage(self, event: StepJudged) -> None:
+        since = self._memory.since_step if self._memory.since_step is not None else event.step
+        self._emit(StartTriage(cause=self._cause, step=event.step, since_step=since, kind=event.kind or "spike"))
+
+    def _end(self, why: str) -> None:
+        self._move("ended", self._memory.step, why)
+        self._emit(End(cause=self._cause, why=why))
+
+    def _forget_outlier(self) -> None:
+        memory = self._memory
+        memory.since_step = None
+        memory.in_a_row = memory.calm = 0
+        memory.is_step_anomalous = False
+
+    def _move(self, after: State, step: int | None, why: str) -> None:
+        before, self._memory.state = self._memory.state, after
+        self._emit(Moved(cause=self._cause, before=before, after=after, step=step, why=why))
+
+    def _say(self, level: Any, sentence: str) -> None:
+        self._emit(Say(cause=self._cause, level=level, sentence=sentence))
+
+    def _emit(self, instruction: Instruction) -> None:
+        self._out.append(instruction)
+
+
+def _position(event: StepJudged) -> int:
+    return event.position if event.position is not None else event.step
+
+
+def _incomplete(decision: Decision) -> str:
+    if decision.act == "skip_range":
+        if decision.first is None or decision.last is None or decision.last < decision.first:
+            return "it needs the first and the last position to skip"
+    elif decision.act == "lower_lr":
+        if decision.factor is None or not 0 < decision.factor < 1:
+            return "it needs a factor between 0 and 1"
+    elif decision.act == "drop_node" and not decision.node:
+        return "it needs a node"
+    return ""

@@ -1,0 +1,98 @@
+"""What goes into the guards, one step's numbers, and what comes out: findings and a verdict on the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from midwatch.config import GuardKind
+
+Tier = Literal["note", "incident", "trip"]
+"""note: worth a line. incident: warn and gather evidence, training goes on. trip: no further step before a decision."""
+
+TIERS: Final[tuple[Tier, ...]] = ("note", "incident", "trip")
+
+Kind = GuardKind
+"""One word a rule."""
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One step's numbers, as far as they are known. They must be the same on all ranks, so that all decide alike.
+
+    A step may come in several samples (the loss before the optimizer's step, the rest after it). Each number counts
+    once a step.
+    """
+
+    step: int
+    loss: float | None = None
+    """Mean over all ranks, in nats."""
+    grad_norm: float | None = None
+    """Of the whole model, before clipping."""
+    lr: float | tuple[float, ...] | None = None
+    """Of each parameter group, in the optimizer's order."""
+    loss_scale: float | None = None
+    is_skipped: bool = False
+    """The optimizer left this step out, as a dynamic loss scale does after an overflow."""
+    param_norm: float | None = None
+    update_ratio: float | None = None
+    """Norm of the update divided by the norm of the weights."""
+    unchanged_share: float | None = None
+    """Share of the parameters with a gradient that the step left exactly as they were."""
+    rank_losses: Mapping[int, float] | None = None
+    """Local values, before the reduction."""
+    rank_norms: Mapping[int, float] | None = None
+    checksums: Mapping[int, str] | None = None
+    """Of the parameters, of ranks that should hold the same ones."""
+    repeated_share: float | None = None
+    """Share of the batch's rows that occur in it more than once."""
+    seen_share: float | None = None
+    """Share of the batch's rows that an earlier step had already."""
+    token_entropy: float | None = None
+    """Of the batch's tokens, in bits."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rule saw, and what it had expected."""
+
+    step: int
+    kind: Kind
+    tier: Tier
+    metric: str
+    value: float | None = None
+    low: float | None = None
+    """The band that was expected; None where it is open."""
+    high: float | None = None
+    z: float | None = None
+    """How far outside, in robust standard deviations of what came before; None for rules that are exact."""
+    ranks: tuple[int, ...] = ()
+    """The ranks it was seen on, where one can tell."""
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.text} ({self.tier})"
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The guards' word on one sample."""
+
+    step: int
+    findings: tuple[Finding, ...] = ()
+    """What is new: a state of affairs that lasts is told once, and again when it gets worse."""
+    is_anomalous: bool = False
+    """The loss is not what it should be. So many steps in a row (``guards.trip_after``) are a trip."""
+    is_outlier: bool = False
+    """Some signal is out of its band, told or not: from here on checkpoints may be in doubt."""
+    z: float | None = None
+    """The loss against its trend."""
+
+    @property
+    def tier(self) -> Tier | None:
+        """The worst of the findings."""
+        return worst(finding.tier for finding in self.findings)
+
+
+def worst(tiers: Iterable[Tier]) -> Tier | None:
+    """The highest of some tiers; None of none."""
+    return max(tiers, key=TIERS.index, default=None)

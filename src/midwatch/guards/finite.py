@@ -1,0 +1,124 @@
+"""Values that no healthy step has: not a number, infinite, exactly zero, or below what text can be predicted to."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+from midwatch.guards.episode import Episode
+from midwatch.guards.finding import Finding, Kind, Sample
+
+SKIPS_ALLOWED: Final = 3
+SKIPS_WITHIN: Final = 10
+"""Steps in which a dynamic loss scale may leave out so many; it does so by design when it is too high."""
+QUIET_AFTER: Final = 50
+MAX_NAMED: Final = 8
+"""Ranks named in a sentence."""
+
+
+class FiniteGuard:
+    """Judges every step, from the first one on.
+
+    Args:
+        entropy_floor: In nats; a mean loss below is a copy or a fault. 0: not looked at.
+        is_scaling_dynamic: The loss scale is dynamic, as far as that is known beforehand.
+    """
+
+    def __init__(self, entropy_floor: float = 0.05, *, is_scaling_dynamic: bool = False) -> None:
+        self._entropy_floor = entropy_floor
+        self._is_dynamic = is_scaling_dynamic
+        self._scale: float | None = None
+        self._skips: deque[int] = deque(maxlen=SKIPS_ALLOWED + 1)
+        self._episode = Episode(QUIET_AFTER)
+        self.seen: Kind | None = None
+        """What the sample judged last has, told or not."""
+
+    def judge(self, sample: Sample) -> Finding | None:
+        """Look at whatever numbers the sample has."""
+        self._episode.passed()
+        self._learn_scaling(sample.loss_scale)
+        finding = self._first(sample)
+        self.seen = finding.kind if finding is not None else None
+        return finding if finding is not None and self._episode.is_news("trip") else None
+
+    def _learn_scaling(self, scale: float | None) -> None:
+        if scale is not None and math.isfinite(scale):
+            self._is_dynamic = self._is_dynamic or (self._scale is not None and scale != self._scale)
+            self._scale = scale
+
+    def _first(self, sample: Sample) -> Finding | None:
+        bad = [name for name in ("loss", "grad_norm", "param_norm") if _is_bad(getattr(sample, name))]
+        losses, norms = _bad_ranks(sample.rank_losses), _bad_ranks(sample.rank_norms)
+        if bad or losses or norms:
+            # An overflow that a dynamic loss scale leaves out shows in gradients, not in the loss.
+            may_skip = self._is_dynamic and not losses and bad in (["grad_norm"], [])
+            return self._not_finite(sample, bad, sorted({*losses, *norms}), may_skip=may_skip)
+        if sample.loss is None:
+            return None
+        if sample.loss == 0:
+            return self._low(sample, "zero_loss", "the loss is exactly 0: some loggers hide NaN that way")
+        if sample.loss < self._entropy_floor:
+            text = f"loss {sample.loss:.3g} is below the entropy of text ({self._entropy_floor:g}): do targets leak?"
+            return self._low(sample, "low_loss", text)
+        return None
+
+    def _not_finite(self, sample: Sample, bad: list[str], ranks: list[int], *, may_skip: bool) -> Finding | None:
+        metric = bad[0] if bad else "loss"
+        what = " and ".join(bad) if bad else "a local value"
+        if (may_skip or sample.is_skipped) and "param_norm" not in bad:
+            if not self._skips or self._skips[-1] != sample.step:
+                self._skips.append(sample.step)
+            within = sum(sample.step - step < SKIPS_WITHIN for step in self._skips)
+            if within <= SKIPS_ALLOWED:
+                return None
+            text = f"{within} of {SKIPS_WITHIN} steps left out because of {what}: more than a loss scale that is too high"
+        else:
+            text = f"{what} not finite"
+        if ranks:
+            text += f"; first seen on {_named(ranks)}"
+        value = getattr(sample, metric)
+        return Finding(
+            step=sample.step, kind="nonfinite", tier="trip", metric=metric, value=value, ranks=tuple(ranks), text=text
+        )
+
+    def _low(self, sample: Sample, kind: Kind, text: str) -> Finding:
+        return Finding(
+            step=sample.step,
+            kind=kind,
+            tier="trip",
+            metric="loss",
+            value=sample.loss,
+            low=self._entropy_floor,
+            text=text,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "is_dynamic": self._is_dynamic,
+            "scale": self._scale,
+            "skips": list(self._skips),
+            "episode": self._episode.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._is_dynamic = self._is_dynamic or state["is_dynamic"]
+        self._scale = state["scale"]
+        self._skips = deque(state["skips"], maxlen=SKIPS_ALLOWED + 1)
+        self._episode.load_state_dict(state["episode"])
+
+
+def _is_bad(value: float | None) -> bool:
+    return value is not None and not math.isfinite(value)
+
+
+def _bad_ranks(values: Mapping[int, float] | None) -> list[int]:
+    return [rank for rank, value in values.items() if not math.isfinite(value)] if values else []
+
+
+def _named(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(str(rank) for rank in ranks[:MAX_NAMED])
+    return f"ranks {shown}" + (f" and {len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else "")

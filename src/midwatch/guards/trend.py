@@ -1,0 +1,150 @@
+"""The trend that a series is expected to go on with, and the robust score of what came instead.
+
+It is a line through the medians of the oldest and of the newest values of a window; its scale is the median distance
+from it. One wild value moves neither, so a spike does not hide the next one, as it does where mean and standard
+deviation are kept. It looks back only, and costs a few microseconds a value.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from typing import Any, Final
+
+from midwatch.guards.window import drop, middle
+
+TO_SIGMA: Final = 1.4826
+"""Turns the median distance from the middle into a standard deviation, where noise is normal."""
+
+WINSOR: Final = 3.0
+"""A value above the trend enters the history at most this many scales above it. Falls enter as they are: they are what
+training is for, and the trend must keep up with them."""
+
+OUTLIER_Z: Final = 6.0
+
+REFIT_EVERY: Final = 8
+"""Values between two looks at the scale: of 128 values few change meanwhile, and the look is what costs."""
+
+
+class Trend:
+    """One series, usually of logarithms.
+
+    Args:
+        floor: The scale is never taken to be less; in the series' own unit.
+        window: Values that are looked back at.
+        edge: Values at each end of the window whose median the trend runs through.
+        arm_after: Values that must have come before the first score is given.
+    """
+
+    def __init__(self, floor: float, *, window: int = 128, edge: int = 32, arm_after: int = 200) -> None:
+        self._floor = floor
+        self._window = window
+        self._edge = edge
+        self._arm_after = max(arm_after, 2 * edge)
+        self._new_level_after = window // 2
+        self._values: deque[float] = deque()
+        self._old: list[float] = []
+        self._new: list[float] = []
+        self._astray: list[float] = []
+        self._side = 0
+        self._count = 0
+        self._since_fit = 0
+        self.scale = floor
+        """One robust standard deviation."""
+
+    @property
+    def is_armed(self) -> bool:
+        return self._count >= self._arm_after and len(self._values) >= 2 * self._edge
+
+    def expect(self, ahead: int = 0) -> float:
+        """What the trend says of the next value, or of one further ahead; only when armed."""
+        new = middle(self._new)
+        slope = (new - middle(self._old)) / (len(self._values) - self._edge)
+        return new + slope * ((self._edge + 1) / 2 + ahead)
+
+    def score(self, value: float) -> float | None:
+        """How many scales the value lies above the trend; None before the trend is armed. Learns nothing."""
+        return (value - self.expect()) / self.scale if self.is_armed else None
+
+    def learn(self, value: float, score: float | None) -> None:
+        """Take a finite value into the history; ``score`` is what ``score`` said of it."""
+        if score is not None and self._is_new_level(value, score):
+            return
+        if score is not None and score > WINSOR:
+            value -= (score - WINSOR) * self.scale
+        self._append(value)
+        self._count += 1
+        self._since_fit += 1
+        if self._since_fit >= REFIT_EVERY and len(self._values) >= 2 * self._edge:
+            self._fit()
+
+    def _is_new_level(self, value: float, score: float) -> bool:
+        """Half a window of outliers in a row on one side are no outliers any more, but where the series is now."""
+        side = (score > OUTLIER_Z) - (score < -OUTLIER_Z)
+        if side != self._side:
+            self._astray.clear()
+            self._side = side
+        if not side:
+            return False
+        self._astray.append(value)
+        if len(self._astray) < self._new_level_after:
+            return False
+        self._start(self._astray)
+        return True
+
+    def _start(self, values: list[float]) -> None:
+        """Begin anew with these values as all there is."""
+        self._values = deque(values[-self._window :])
+        self._order()
+        self._astray = []
+        self._side = 0
+        if len(self._values) >= 2 * self._edge:
+            self._fit()
+
+    def _order(self) -> None:
+        values = list(self._values)
+        self._old = sorted(values[: self._edge])
+        self._new = sorted(values[-self._edge :])
+
+    def _append(self, value: float) -> None:
+        values, edge = self._values, self._edge
+        if len(values) == self._window:
+            drop(self._old, values.popleft())
+            insort(self._old, values[edge - 1])
+        elif len(values) < edge:
+            insort(self._old, value)
+        if len(values) >= edge:
+            drop(self._new, values[-edge])
+        insort(self._new, value)
+        values.append(value)
+
+    def _fit(self) -> None:
+        old, edge = middle(self._old), self._edge
+        slope = (middle(self._new) - old) / (len(self._values) - edge)
+        at = old - slope * (edge - 1) / 2
+        distances: list[float] = []
+        for value in self._values:
+            distances.append(abs(value - at))
+            at += slope
+        distances.sort()
+        self.scale = max(self._floor, TO_SIGMA * middle(distances))
+        self._since_fit = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "values": list(self._values),
+            "astray": list(self._astray),
+            "side": self._side,
+            "count": self._count,
+            "since_fit": self._since_fit,
+            "scale": self.scale,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._values = deque(state["values"])
+        self._order()
+        self._astray = list(state["astray"])
+        self._side = state["side"]
+        self._count = state["count"]
+        self._since_fit = state["since_fit"]
+        self.scale = state["scale"]

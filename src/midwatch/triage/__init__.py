@@ -1,0 +1,18 @@
+"""Explaining what went wrong with the numbers: evidence, ordered checks, a verdict. Works without PyTorch."""
+
+from midwatch.triage.checks import Check
+from midwatch.triage.facts import Facts, ScheduleFacts, read_facts
+from midwatch.triage.replay import Replayed, replay
+from midwatch.triage.report import Report, Verdict, report
+
+__all__ = [
+    "Check",
+    "Facts",
+    "Replayed",
+    "Report",
+    "ScheduleFacts",
+    "Verdict",
+    "read_facts",
+    "replay",
+    "report",
+]

@@ -1,0 +1,78 @@
+"""What was looked at, in the order data, code, cluster, and what each look says.
+
+A check whose column a file lacks is unavailable: that is neither evidence for a cause nor against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final, Literal
+
+import msgspec
+
+from midwatch.guards import Finding, Kind
+from midwatch.triage.replay import Replayed
+
+CauseClass = Literal["data", "code", "cluster"]
+Result = Literal["confirms", "supports", "contradicts", "unavailable"]
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One question and its answer."""
+
+    order: int
+    cause_class: CauseClass = msgspec.field(name="class")
+    check: str
+    result: Result
+    detail: str = ""
+
+
+class _Question(msgspec.Struct, frozen=True):
+    cause_class: CauseClass
+    check: str
+    inputs: tuple[str, ...]
+    """Any of them makes the check possible."""
+    kinds: tuple[Kind, ...]
+
+
+QUESTIONS: Final = (
+    _Question("data", "rows read before, or twice in a batch", ("seen_share", "repeated_share"), ("data_repeated",)),
+    _Question("data", "the tokens' distribution", ("token_entropy",), ("data_changed",)),
+    _Question("code", "learning rate against the plan", ("lr",), ("lr_off_plan",)),
+    _Question("code", "size of the update", ("update_ratio",), ("update_jump",)),
+    _Question("code", "norm of the weights from step to step", ("param_norm",), ("weights_jump",)),
+    _Question("code", "weights that a step leaves unchanged", ("unchanged_share",), ("weights_stalled",)),
+    _Question("code", "loss scale", ("loss_scale",), ("scale_collapse", "scale_runaway")),
+    _Question("code", "first steps after a resume", ("loss",), ("resume_shift",)),
+    _Question("code", "loss no lower than text allows", ("loss",), ("zero_loss", "low_loss")),
+    _Question("cluster", "replicas hold the same parameters", ("checksums",), ("replicas_split",)),
+    _Question("cluster", "one rank apart from the others", ("rank_losses", "rank_norms"), ("rank_apart",)),
+)
+
+EVIDENCE: Final[frozenset[Kind]] = frozenset(kind for question in QUESTIONS for kind in question.kinds)
+"""Kinds that say something about a cause, also where they are only noted."""
+
+
+def checks(replayed: Replayed) -> list[Check]:
+    """Every question, answered as far as the file allows."""
+    return [_answer(order, question, replayed) for order, question in enumerate(QUESTIONS, 1)]
+
+
+def _answer(order: int, question: _Question, replayed: Replayed) -> Check:
+    seen = [finding for finding in replayed.findings if finding.kind in question.kinds]
+    rows = sum(replayed.inputs.get(name, 0) for name in question.inputs)
+    result, detail = _judge(question, replayed, seen, rows)
+    return Check(order=order, cause_class=question.cause_class, check=question.check, result=result, detail=detail)
+
+
+def _judge(question: _Question, replayed: Replayed, seen: Collection[Finding], rows: int) -> tuple[Result, str]:
+    if seen:
+        first, *more = seen
+        return "supports", str(first) + (f"; {len(more)} more" if more else "")
+    if not rows:
+        return "unavailable", f"the file has no {' or '.join(question.inputs)}"
+    if "lr_off_plan" in question.kinds and not replayed.has_plan:
+        return "unavailable", "the planned schedule is not known"
+    if "resume_shift" in question.kinds and not replayed.resumes:
+        return "unavailable", "no resume is known"
+    return "contradicts", f"nothing in {rows} values"

@@ -1,0 +1,116 @@
+"""The guards over a recorded curve: what they would have said, had they watched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from midwatch.core import TriageError
+from midwatch.guards import Finding, Guards, Sample
+from midwatch.triage.branches import Branches
+from midwatch.triage.curve import Curve, Tell
+from midwatch.triage.facts import Facts
+
+MAX_NOTES: Final = 10_000
+"""Kept; more are counted. Ten million noisy points have some 30 000."""
+MAX_ALARMS: Final = 10_000
+
+
+class Replayed(msgspec.Struct, kw_only=True):
+    """What came of one curve."""
+
+    path: str
+    findings: list[Finding] = []
+    """In the order of the steps."""
+    left_out: dict[str, int] = {}
+    """Findings beyond what is kept, by tier."""
+    rows: int = 0
+    """That count."""
+    dead_rows: int = 0
+    """Rolled back by a resume."""
+    repeated_rows: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    resumes: list[int] = []
+    inputs: dict[str, int] = {}
+    """Metric -> rows that have it."""
+    has_plan: bool = False
+    oddities: dict[str, int] = {}
+
+
+def replay(path: Path, facts: Facts | None = None, tell: Tell | None = None) -> Replayed:
+    """Run all guards over a metrics file; memory does not grow with it.
+
+    Args:
+        tell: Called now and then with the bytes read since; the file is read twice.
+
+    Raises:
+        TriageError: TR101, TR102.
+    """
+    facts = facts or Facts()
+    curve = Curve(path)
+    branches = Branches(curve, tell)
+    curve.oddities.clear()  # the second reading meets the same ones
+    result = Replayed(path=str(path), has_plan=Guards(facts.guards()).has_plan)
+    _Replay(facts, result).run(curve, branches, tell)
+    result.dead_rows, result.repeated_rows = branches.dead_rows, branches.repeated_rows
+    result.oddities = dict(sorted((what, count) for what, count in curve.oddities.items() if count))
+    if not result.rows:
+        raise TriageError("TR101", f"{path}: has columns and no row of numbers", path=str(path))
+    return result
+
+
+class _Replay:
+    def __init__(self, facts: Facts, result: Replayed) -> None:
+        self._facts = facts
+        self._result = result
+        self._guards = self._new_guards()
+        self._resumes: list[int] = []
+        self._kept = {"note": 0, "alarm": 0}
+
+    def _new_guards(self) -> Guards:
+        return Guards(self._facts.guards(), is_scaling_dynamic=self._facts.is_scaling_dynamic)
+
+    def run(self, curve: Curve, branches: Branches, tell: Tell | None) -> None:
+        result = self._result
+        for live in branches.live(tell):
+            step = live.row.step
+            if live.is_new_run:
+                self._guards = self._new_guards()
+                self._resumes = sorted(at for at in self._facts.resumes if at >= step)
+            self._resume(step, is_resumed=live.is_resumed)
+            sample = curve.sample(live.row)
+            verdict = self._guards.observe(sample)
+            for finding in verdict.findings:
+                self._keep(finding)
+            result.rows += 1
+            result.first_step = step if result.first_step is None else min(result.first_step, step)
+            result.last_step = step if result.last_step is None else max(result.last_step, step)
+            self._count_inputs(sample)
+
+    def _resume(self, step: int, *, is_resumed: bool) -> None:
+        while self._resumes and self._resumes[0] <= step:
+            self._resumes.pop(0)
+            is_resumed = True
+        if is_resumed:
+            self._guards.resumed(step)
+            self._result.resumes.append(step)
+
+    def _keep(self, finding: Finding) -> None:
+        sort = "note" if finding.tier == "note" else "alarm"
+        self._kept[sort] += 1
+        if self._kept[sort] > (MAX_NOTES if sort == "note" else MAX_ALARMS):
+            self._result.left_out[finding.tier] = self._result.left_out.get(finding.tier, 0) + 1
+        else:
+            self._result.findings.append(finding)
+
+    def _count_inputs(self, sample: Sample) -> None:
+        inputs = self._result.inputs
+        for name in _METRICS:
+            if getattr(sample, name) is not None:
+                inputs[name] = inputs.get(name, 0) + 1
+
+
+_METRICS: Final = tuple(name for name in Sample.__struct_fields__ if name not in ("step", "is_skipped"))

@@ -1,0 +1,82 @@
+"""The report on one curve: what was seen, and how far it says why."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgspec
+
+from midwatch.guards import Finding, Tier
+from midwatch.triage.checks import EVIDENCE, Check, checks
+from midwatch.triage.replay import Replayed
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The cause, as far as the file tells. Nothing is guessed: without proof it is undecided."""
+
+    cause: Literal["none", "undecided"]
+    cause_class: Literal["none", "undecided"] = msgspec.field(name="class")
+    confidence: Literal["supported", "undecided"]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``midwatch triage`` prints; ``incidents`` holds notes as well, each with its tier."""
+
+    incidents: list[Finding]
+    verdict: Verdict
+    checks: list[Check]
+    curve: dict[str, Any]
+    remarks: list[str]
+
+    def count(self, tier: Tier) -> int:
+        """Findings of a tier, those that are not listed included."""
+        return sum(one.tier == tier for one in self.incidents) + self.curve["left_out"].get(tier, 0)
+
+
+def report(replayed: Replayed) -> Report:
+    """Put the findings in order."""
+    is_quiet = not any(one.tier != "note" or one.kind in EVIDENCE for one in replayed.findings)
+    word: Literal["none", "undecided"] = "none" if is_quiet else "undecided"
+    confidence: Literal["supported", "undecided"] = "supported" if is_quiet else "undecided"
+    return Report(
+        incidents=[_plain(one) for one in replayed.findings],
+        verdict=Verdict(cause=word, cause_class=word, confidence=confidence),
+        checks=checks(replayed),
+        curve={
+            "path": replayed.path,
+            "rows": replayed.rows,
+            "first_step": replayed.first_step,
+            "last_step": replayed.last_step,
+            "dead_rows": replayed.dead_rows,
+            "repeated_rows": replayed.repeated_rows,
+            "resumes": replayed.resumes,
+            "inputs": replayed.inputs,
+            "left_out": replayed.left_out,
+            "oddities": replayed.oddities,
+        },
+        remarks=_remarks(replayed),
+    )
+
+
+def _plain(finding: Finding) -> Finding:
+    """JSON has no words for what is not finite."""
+    changed = {
+        name: None
+        for name in ("value", "low", "high", "z")
+        if (value := getattr(finding, name)) is not None and not math.isfinite(value)
+    }
+    return msgspec.structs.replace(finding, **changed) if changed else finding
+
+
+def _remarks(replayed: Replayed) -> list[str]:
+    said: list[str] = []
+    if replayed.dead_rows:
+        said.append(f"{replayed.dead_rows} rows were rolled back by a resume and do not count")
+    if replayed.repeated_rows:
+        said.append(f"{replayed.repeated_rows} rows repeat a step; the first of each counts")
+    said += [f"{count} x {what}" for what, count in replayed.oddities.items()]
+    said += [f"{count} more of tier {tier} are not listed" for tier, count in replayed.left_out.items()]
+    if "loss" not in replayed.inputs:
+        said.append("the file has no loss, so nothing is said about it")
+    return said

@@ -326,6 +326,25 @@ class LogsConfig(_Leaf, frozen=True, kw_only=True):
     """Of one stream of one rank and attempt: the head and the tail are kept, the middle is given back. 0: no limit."""
 
 
+class PushConfig(_Leaf, frozen=True, kw_only=True):
+    """Metrics sent on while the run goes on, to whatever takes Prometheus remote write."""
+
+    url: str = ""
+    """Of the receiver, such as ``http://victoria:8428/api/v1/write``. Empty: nothing is sent."""
+    every_s: Positive = 10.0
+    """Between two sendings."""
+    token_file: str = ""
+    """A file whose content is sent as a bearer token. Empty: none."""
+
+
+class MetricsConfig(_Leaf, frozen=True, kw_only=True):
+    """What becomes of the numbers given to ``run.log``, beside the journal in the run folder."""
+
+    index_dir: str = ""
+    """Where indexes lie, on a disk of this host. Empty: a folder of this user's in /var/tmp."""
+    push: PushConfig = PushConfig()
+
+
 class SecureConfig(_Leaf, frozen=True, kw_only=True):
     """Messages between nodes are signed in any case; with a certificate nobody else on the network reads them."""
 
@@ -347,5 +366,6 @@ class Config(_Leaf, frozen=True, kw_only=True):
     adopt: AdoptConfig = AdoptConfig()
     guards: GuardsConfig = GuardsConfig()
     logs: LogsConfig = LogsConfig()
+    metrics: MetricsConfig = MetricsConfig()
     secure: SecureConfig = SecureConfig()
     train: dict[str, Any] = {}

@@ -120,6 +120,17 @@ CODES: dict[str, Code] = {
     ),
     "LG102": Code("ledger is held by another writer", EXIT_BUSY, "One writer a file: find the other process."),
     "LG103": Code("no ledger here", EXIT_DATA, "Point to a run folder."),
+    # --- metrics -------------------------------------------------------------------------------------------------
+    "MT101": Code("metrics file cannot be read", EXIT_DATA, "Name its format with --format, or give another file."),
+    "MT102": Code(
+        "steps of several runs in one file", EXIT_DATA, "Split it, or give it a column named attempt or rank."
+    ),
+    "MT103": Code("no such metrics here", EXIT_DATA, "`midwatch metrics show RUN` lists what there is."),
+    "MT104": Code("metrics of this run are there already", EXIT_USAGE, "Give another --run-dir, or --replace."),
+    "MT105": Code(
+        "no place for the index of metrics", EXIT_IO, "Set metrics.index_dir to a folder on a disk of this host."
+    ),
+    "MT106": Code("metrics cannot be delivered", EXIT_IO, "The message says what the receiver answered."),
     # --- supervision ---------------------------------------------------------------------------------------------
     "SV101": Code("command not found", EXIT_USAGE, "Check the spelling and PATH; it runs without a shell."),
     "SV102": Code("another run is live on this folder", EXIT_BUSY, "Stop it first or use another --run-dir."),
@@ -179,4 +190,10 @@ CODES: dict[str, Code] = {
     ),
     "PR103": Code("message from an older attempt", EXIT_PROTOCOL, "Refused: the sender outlived its attempt."),
     "PR104": Code("coordinator out of reach", EXIT_PROTOCOL, "Check the network between the nodes; training goes on."),
+    # --- triage --------------------------------------------------------------------------------------------------
+    "TR101": Code("nothing here that can be judged", EXIT_DATA, "Give a text file with a header, steps and a loss."),
+    "TR102": Code(
+        "rows of several writers are mixed", EXIT_DATA, "Give it a column named attempt or rank, or one file each."
+    ),
+    "TR103": Code("facts file cannot be used", EXIT_DATA, "It is one JSON object; the message names the fault."),
 }

@@ -6,8 +6,10 @@
     ├── CheckpointError   CKxxx   a checkpoint cannot be written, trusted or loaded   exit 65
     │   └── FencedError   CK4xx   a newer attempt holds the run                       exit 65
     ├── LedgerError       LGxxx   the audit trail is broken or held by another writer exit 65
+    ├── MetricsError      MTxxx   metrics cannot be read, imported or indexed         exit 2, 65, 74
     ├── SuperviseError    SVxxx   a run cannot be launched, joined or kept going      exit 1, 73, 75, 93
-    └── ProtocolError     PRxxx   a message between agent and coordinator is refused  exit 76
+    ├── ProtocolError     PRxxx   a message between agent and coordinator is refused  exit 76
+    └── TriageError       TRxxx   a recorded curve cannot be judged                   exit 65
 
 A *fault* in the world (a rank died) is data and lives in ``midwatch.faults``; an *error* is our own refusal.
 Each code is stable, is listed in ``core/codes.py`` with its exit code, and has a page in ``docs/runbook``.
@@ -110,6 +112,12 @@ class LedgerError(MidwatchError):
     family = "LG"
 
 
+class MetricsError(MidwatchError):
+    """Metrics cannot be read, imported or indexed."""
+
+    family = "MT"
+
+
 class SuperviseError(MidwatchError):
     """A run cannot be launched, joined or kept going."""
 
@@ -122,7 +130,23 @@ class ProtocolError(MidwatchError):
     family = "PR"
 
 
-_KINDS = (FencedError, ConfigError, StorageError, CheckpointError, LedgerError, SuperviseError, ProtocolError)
+class TriageError(MidwatchError):
+    """A recorded curve cannot be judged."""
+
+    family = "TR"
+
+
+_KINDS = (
+    FencedError,
+    ConfigError,
+    StorageError,
+    CheckpointError,
+    LedgerError,
+    MetricsError,
+    SuperviseError,
+    ProtocolError,
+    TriageError,
+)
 """A class before its parent."""
 
 

@@ -1,21 +1,26 @@
 """Many node agents in one process: real messages, signed, over real connections; ranks and evidence are made up.
 
-An agent holds two connections, as a real one does: one reports once a second, the other waits for orders. It answers
-orders as a node whose ranks train: started, one step a second, gone when told to stop.
+An agent holds two connections, as a real one does: one reports once a second (or as often as the coordinator wants),
+the other waits for orders. It answers orders as a node whose ranks train: started, resumed, a step a second, gone when
+told to stop. It waits for an answer as long as a real one, and comes again as a real one does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import secrets
 import time
 
 import msgspec
+from fleet_ranks import Ranks
+from fleet_wire import Line
 
 from midwatch.core import boot_id
+from midwatch.supervise.clocks import CoordinatorClock
+from midwatch.supervise.link import answer_s
 from midwatch.supervise.messages import ProbeResult
-from midwatch.supervise.protocol import Envelope, Signer, read_envelope
 from midwatch.supervise.wire import (
     Fact,
     Gone,
@@ -25,9 +30,9 @@ from midwatch.supervise.wire import (
     Orders,
     Probed,
     ProbeNode,
-    RankStatus,
     Receipt,
     Report,
+    Resumed,
     Sampled,
     SampleRanks,
     Started,
@@ -37,54 +42,12 @@ from midwatch.supervise.wire import (
 
 PERIOD_S = 1.0
 """Until the coordinator names another pace."""
-ANSWER_S = 30.0
-"""Longer than an agent waits; what is late is to be measured, not dropped."""
-
-
-class Line:
-    """One connection: a signed question and its answer at a time."""
-
-    def __init__(self, address: tuple[str, int], signer: Signer, sender: str) -> None:
-        self._address, self._signer, self._sender = address, signer, sender
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._counter = 0
-
-    async def ask(self, path: str, body: bytes, session: str, attempt: int) -> bytes:
-        """The answer's body; OSError or EOFError when the other side is not there, ValueError when it refuses."""
-        self._counter += 1
-        nonce = str(self._counter) if session else secrets.token_hex(8)
-        envelope = Envelope(session=session, attempt=attempt, sender=self._sender, nonce=nonce)
-        signed = self._signer.sign("request", path, envelope, body)
-        headers = "".join(f"{name}: {value}\r\n" for name, value in signed.headers().items())
-        method = "POST" if body or path == "/v1/hello" else "GET"
-        head = f"{method} {path} HTTP/1.1\r\nHost: fleet\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
-        async with asyncio.timeout(ANSWER_S):
-            reader, writer = await self._open()
-            try:
-                writer.write(head.encode() + body)
-                return await self._answer(reader, path)
-            except (OSError, EOFError):
-                self.close()
-                raise
-
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(*self._address)
-        return self._streams
-
-    async def _answer(self, reader: asyncio.StreamReader, path: str) -> bytes:
-        lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        fields = dict(line.split(": ", 1) for line in lines[1:] if line)
-        body = await reader.readexactly(int(fields["Content-Length"]))
-        if " 200 " not in lines[0]:
-            raise ValueError(body.decode())
-        self._signer.check("answer", path, read_envelope(fields), body)
-        return body
-
-    def close(self) -> None:
-        if self._streams is not None:
-            self._streams[1].close()
-        self._streams = None
+AGENT_TIMEOUT_S = 8.0
+_POLL_S = 25.0
+_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+_TROUBLE = (OSError, EOFError, ValueError)
+_encode = msgspec.json.Encoder().encode
+_RECEIPT, _ORDERS = msgspec.json.Decoder(Receipt), msgspec.json.Decoder(Orders)
 
 
 class FakeAgent:
@@ -97,42 +60,65 @@ class FakeAgent:
         """Cut off: it neither reports nor hears."""
         self.orders: list[str] = []
         self.joined_at = 0.0
+        self.hung_up = 0
+        """Answers that did not come in time."""
+        self.refused: list[str] = []
         self._nproc, self._shape = nproc, shape
+        self._answer_s = answer_s(AGENT_TIMEOUT_S, shape[0])
         sender = f"agent-{number}-{secrets.token_hex(4)}"
-        signer = Signer(token)
-        self._report_line, self._order_line = (
-            Line(address, signer, f"{sender}/report"),
-            Line(address, signer, f"{sender}/orders"),
+        self._report_line, self._order_line, self._hello_line = (
+            Line(address, token, f"{sender}/{channel}") for channel in ("report", "orders", "hello")
         )
-        self._hello_line = Line(address, signer, f"{sender}/hello")
         self._agent = secrets.token_hex(8)
-        self._session, self._attempt, self._running, self._step = "", 0, 0, 0
-        self._ranks: tuple[int, ...] = ()
+        self._session, self._known, self._attempt, self._running = "", "", 0, 0
+        self._ranks = Ranks(self.name, (), 0.0)
         self._facts: list[NumberedFact] = []
+        self._news = asyncio.Event()
         self._next_fact, self._last_order = 1, 0
         self._period_s = PERIOD_S
+        self._clock = CoordinatorClock()
 
     async def live(self) -> None:
         """Until cancelled."""
-        await asyncio.gather(self._talk(), self._obey())
+        try:
+            await asyncio.gather(self._talk(), self._obey())
+        finally:
+            for line in (self._report_line, self._order_line, self._hello_line):
+                line.close()
 
     async def _talk(self) -> None:
         await asyncio.sleep(random.random() * PERIOD_S)  # agents of a real fleet are not in step
-        due = time.monotonic()
+        failures = 0
         while True:
-            due = max(due + self._period_s, time.monotonic() - self._period_s)
-            if not self.is_mute:
-                try:
-                    if not self._session:
-                        await self._join()
-                    await self._report()
-                except (OSError, EOFError, TimeoutError, ValueError):
-                    self._session = ""
-                    await asyncio.sleep(0.2 + random.random())
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            try:
+                if self.is_mute:
+                    await asyncio.sleep(0.2)
+                    continue
+                if not self._session:
+                    await self._join()
+                await self._report()
+                failures = 0
+            except _TROUBLE as error:
+                self._note(error)
+                pause_s = _RETRY_S[min(failures, len(_RETRY_S) - 1)] * max(1.0, self._period_s)
+                failures += 1
+                await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._period_s):
+                    await self._news.wait()
+
+    def _note(self, error: Exception) -> None:
+        self._session = ""
+        self.hung_up += isinstance(error, TimeoutError)
+        if isinstance(error, ValueError):
+            self.refused.append(str(error))
+            # Its launcher starts a new agent, and that one has no ranks.
+            if "PR103" in str(error):
+                self._agent, self._running, self._ranks = secrets.token_hex(8), 0, Ranks(self.name, (), 0.0)
 
     async def _join(self) -> None:
-        hello = msgspec.json.decode(await self._hello_line.ask("/v1/hello", b"", "", 0), type=Hello)
+        hello = msgspec.json.decode(await self._hello_line.ask("/v1/hello", b"", "", 0, self._answer_s), type=Hello)
         self._hello_line.close()
         nnodes, command = self._shape
         join = Join(
@@ -148,44 +134,40 @@ class FakeAgent:
             boot=boot_id(),
             mono_ns=time.monotonic_ns(),
             pid=1,
+            machine=f"{self.name}/{self._agent[:4]}",
             running_attempt=self._running,
         )
-        await self._report_line.ask("/v1/join", msgspec.json.encode(join), hello.session, hello.attempt)
-        if self._running:
-            self._tell(Started(attempt=self._running))
-        self._session, self._last_order, self.joined_at = hello.session, 0, time.monotonic()
+        await self._report_line.ask("/v1/join", _encode(join), hello.session, hello.attempt, self._answer_s)
+        if hello.session != self._known:
+            # Another coordinator process: it has heard nothing from us, and counts its orders from one.
+            self._known, self._facts, self._last_order = hello.session, [], 0
+            if self._running:
+                self._tell_start(self._running)
+        self._session, self.joined_at = hello.session, time.monotonic()
 
     async def _report(self) -> None:
-        self._step += bool(self._running)
+        self._news.clear()
+        sent_ns = time.monotonic_ns()
         report = Report(
             node=self.name,
-            mono_ns=time.monotonic_ns(),
+            mono_ns=sent_ns,
             attempt=self._running,
             port=29500,
             facts=tuple(self._facts),
-            ranks=tuple(self._status(rank) for rank in self._ranks),
+            ranks=self._ranks.encoded(),  # type: ignore[arg-type]
             seen_order=self._last_order,
+            clock=self._clock.reading(sent_ns),
         )
-        body = msgspec.json.encode(report)
-        began = time.monotonic()
-        answer = await self._report_line.ask("/v1/report", body, self._session, self._attempt)
-        self.latencies.append(time.monotonic() - began)
-        receipt = msgspec.json.decode(answer, type=Receipt)
+        answer = await self._report_line.ask(
+            "/v1/report", _encode(report), self._session, self._attempt, self._answer_s
+        )
+        self.latencies.append(self._report_line.took_s)
+        receipt = _RECEIPT.decode(answer)
+        self._clock.note(
+            sent_ns=sent_ns, heard_ns=receipt.heard_ns, told_ns=receipt.told_ns, back_ns=time.monotonic_ns()
+        )
         self._period_s = receipt.report_s
         self._facts = [fact for fact in self._facts if fact.number > receipt.upto]
-
-    def _status(self, rank: int) -> RankStatus:
-        return RankStatus(
-            rank=rank,
-            pid=1000 + rank,
-            state="running",
-            step=self._step,
-            steps_done=self._step,
-            phase="forward_backward",
-            phase_age_s=0.1,
-            verified_step=None,
-            is_attached=True,
-        )
 
     async def _obey(self) -> None:
         while True:
@@ -194,11 +176,11 @@ class FakeAgent:
                 continue
             try:
                 path = f"/v1/commands?after={self._last_order}"
-                answer = await self._order_line.ask(path, b"", self._session, self._attempt)
-            except (OSError, EOFError, TimeoutError, ValueError):
+                answer = await self._order_line.ask(path, b"", self._session, self._attempt, _POLL_S)
+            except _TROUBLE:
                 await asyncio.sleep(0.2)
                 continue
-            for numbered in msgspec.json.decode(answer, type=Orders).orders:
+            for numbered in _ORDERS.decode(answer).orders:
                 if numbered.number > self._last_order and not self.is_mute:
                     self._last_order = numbered.number
                     self._carry_out(numbered.order)
@@ -208,21 +190,28 @@ class FakeAgent:
         match order:
             case StartRanks(attempt=attempt, ranks=ranks):
                 self._attempt = self._running = attempt
-                self._ranks = ranks
-                self._tell(Started(attempt=attempt))
+                self._ranks = Ranks(self.name, ranks, time.monotonic())
+                self._tell_start(attempt)
             case StopLocal(attempt=attempt):
-                self._running, self._ranks = 0, ()
+                self._running, self._ranks = 0, Ranks(self.name, (), 0.0)
                 self._tell(Gone(attempt=attempt, leftovers=()))
             case SampleRanks(attempt=attempt, incident=incident):
-                self._tell(Sampled(attempt=attempt, incident=incident, ranks=(), kernel_lines=(), window_s=0.5))
+                ranks = self._ranks.evidence(self.name, is_quick=order.is_quick)
+                self._tell(Sampled(attempt=attempt, incident=incident, ranks=ranks, kernel_lines=(), window_s=0.5))
             case ProbeNode():
                 self._tell(_all_well(self.name, order))
             case _:
                 pass
 
+    def _tell_start(self, attempt: int) -> None:
+        self._tell(Started(attempt=attempt))
+        for rank in self._ranks.ranks:
+            self._tell(Resumed(attempt=attempt, rank=rank, step=None, checkpoint="", config_hash="c" * 16))
+
     def _tell(self, fact: Fact) -> None:
         self._facts.append(NumberedFact(self._next_fact, fact))
         self._next_fact += 1
+        self._news.set()
 
 
 def _all_well(node: str, order: ProbeNode) -> Fact:

@@ -14,7 +14,7 @@ import pytest
 
 from midwatch.audit import GENESIS, Ledger, merged, read_ledger, seal_of, verify_ledger, verify_run
 from midwatch.core import FencedError, LedgerError, StorageError
-from midwatch.storage import Fence, claim_attempt
+from midwatch.storage import Fence, claim_attempt, ops
 
 
 class StepClock:
@@ -330,7 +330,7 @@ def test_whatever_is_told_can_be_written(path: Path) -> None:
         deep.append(deep)
         ledger.record("test.told", deep=deep)
         ledger.record("test.told", big="x" * 1_000_000)
-        ledger.record("test.told", big=["x" * 10_000] * 100)
+        ledger.record("test.told", big=["x" * 10_000] * 300)
     lines = list(read_ledger(path))
     assert lines[0].data["nan"] == "nan"
     assert lines[0].data["many"] == [1, 2, 3]
@@ -378,3 +378,64 @@ def test_a_ledger_in_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -
     (tmp_path / "x.jsonl").mkdir()
     with pytest.raises(StorageError):
         Ledger(tmp_path / "x.jsonl", run="r")
+
+
+def test_what_is_recorded_together_is_synced_once(path: Path) -> None:
+    seen: list[str] = []
+    with open_ledger(path) as ledger:
+        ops.set_observer(lambda operation, _: seen.append(operation))
+        try:
+            with ledger.together():
+                for number in range(50):
+                    ledger.record("test.counted", number=number)
+                    with ledger.together():
+                        ledger.record("test.nested")
+                assert "fsync_file" not in seen
+            with ledger.together():
+                pass
+        finally:
+            ops.set_observer(None)
+    assert seen.count("fsync_file") == 1
+    assert seen[-1] == "fsync_file"
+    assert verify_ledger(path).is_ok
+    assert len(list(read_ledger(path))) == 100
+
+
+def test_lines_that_the_disk_did_not_take_are_gone_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_ledger(path) as ledger:
+        ledger.record("test.before")
+
+        def fail(fd: int) -> None:
+            raise OSError(errno.EIO, "broken")
+
+        monkeypatch.setattr(os, "fsync", fail)
+        batch = ledger.together()
+        batch.__enter__()
+        ledger.record("test.lost")
+        ledger.record("test.lost")
+        with pytest.raises(StorageError):
+            batch.__exit__(None, None, None)
+        monkeypatch.undo()
+        ledger.record("test.after")
+    assert [line.event for line in read_ledger(path)] == ["test.before", "test.after"]
+    assert verify_ledger(path).is_ok
+
+
+def test_a_fenced_writer_writes_nothing_together_either(tmp_path: Path) -> None:
+    path = tmp_path / "ledger" / "a.jsonl"
+    claim_attempt(tmp_path, run="r1", inventory=())
+    with open_ledger(path, attempt=1, fence=Fence(tmp_path, 1).check) as ledger:
+        with ledger.together():
+            ledger.record("test.mine")
+        claim_attempt(tmp_path, run="r1", inventory=())
+        with pytest.raises(FencedError), ledger.together():
+            ledger.record("test.late")
+    assert [line.event for line in read_ledger(path)] == ["test.mine"]
+
+
+def test_a_launch_of_five_thousand_nodes_fits_into_a_line(path: Path) -> None:
+    placements = [[f"node-{n:05d}.cluster.example", list(range(8 * n, 8 * n + 8))] for n in range(5000)]
+    with open_ledger(path) as ledger:
+        ledger.record("attempt.launched", placements=placements)
+    (line,) = read_ledger(path)
+    assert line.data["placements"] == placements

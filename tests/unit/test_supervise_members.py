@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import msgspec
 import pytest
 
 from midwatch.core import SuperviseError
-from midwatch.supervise.members import Members, NotYet
+from midwatch.supervise.clocks import UNKNOWN_S, ClockReading
+from midwatch.supervise.members import Member, Members, NotYet, pace_s
 from midwatch.supervise.messages import CheckpointVerified, ProgressMade
 from midwatch.supervise.outbox import Outbox
 from midwatch.supervise.reports import Progress
@@ -145,6 +147,11 @@ def test_the_clock_of_another_host_is_brought_to_ours_by_the_fastest_message() -
     away.hear(report(mono_ns=2_000), 9_500)
     away.hear(report(mono_ns=3_000), 12_000)
     assert away.to_our_clock(3_000) == 10_500
+    assert away.clock_error_s == UNKNOWN_S, "by one way alone nobody knows how long it took"
+    away.hear(report(mono_ns=4_000, clock=ClockReading(offset_ns=7_100, error_ns=200)), 12_000)
+    away.hear(report(mono_ns=5_000), 12_100)
+    assert away.to_our_clock(3_000) == 10_100
+    assert here.clock_error_s < away.clock_error_s < here.clock_error_s + 1e-6
 
 
 def test_facts_survive_a_coordinator_that_forgot_everything() -> None:
@@ -180,7 +187,7 @@ def test_progress_is_the_slowest_ranks_and_told_once_a_second() -> None:
     def look(now_s: float, *steps: int, is_urgent: bool = False) -> list[int]:
         ranks = tuple(rank(n, step=step, steps_done=step) for n, step in enumerate(steps))
         member.hear(report(ranks=ranks), 0)
-        events = progress.look(1, [member], round(now_s * SECOND), is_urgent=is_urgent)
+        events = progress.look(1, member, round(now_s * SECOND), is_urgent=is_urgent)
         return [event.step for event in events if isinstance(event, ProgressMade)]
 
     assert look(10.0, 5, 0) == [], "a rank that has not finished a step holds the run back"
@@ -193,8 +200,46 @@ def test_progress_is_the_slowest_ranks_and_told_once_a_second() -> None:
 def test_the_last_step_counts_once_it_is_declared_done() -> None:
     member, _ = members().admit(join(), 0)
     member.hear(report(ranks=(rank(0, step=9, steps_done=10, state="finished", verified_step=9),)), 0)
-    made, verified = Progress().look(1, [member], 2 * SECOND, is_urgent=True)
+    made, verified = Progress().look(1, member, 2 * SECOND, is_urgent=True)
     assert isinstance(made, ProgressMade)
     assert made.step == 9
     assert isinstance(verified, CheckpointVerified)
     assert verified.step == 9
+
+
+def test_a_lost_node_holds_progress_back_no_longer() -> None:
+    known = Members(3, "c", "b")
+    slow, fast = (known.admit(join(name, name, nnodes=3), 0)[0] for name in ("a", "b"))
+    progress = Progress()
+
+    def tell(member: Member, step: int, now_s: int) -> list[int]:
+        member.hear(report(ranks=(rank(0, step=step, steps_done=step),)), 0)
+        events = progress.look(1, member, now_s * SECOND, is_urgent=False)
+        return [event.step for event in events if isinstance(event, ProgressMade)]
+
+    assert tell(slow, 3, 10) == [2]
+    assert tell(fast, 9, 20) == [], "the other one is still at step 3"
+    known.lose(slow)
+    assert tell(fast, 9, 30) == [8]
+
+
+def test_thousands_of_places_are_counted_not_looked_through() -> None:
+    known = Members(4000, "c", "b")
+    began = time.process_time()
+    for number in range(4000):
+        known.admit(join(f"n{number}", f"t{number}", nnodes=4000), 0)
+    assert known.live_count == len(known.live) == 4000
+    with pytest.raises(SuperviseError, match=r"n0, .*, n7, \.\.\.\n"):
+        known.admit(join("x", "x", nnodes=4000), 7 * SECOND)
+    assert time.process_time() - began < 2.0, "looking through all of them for each took ten times as long"
+
+
+def test_a_large_fleet_reports_seldom_and_is_fresh_for_longer() -> None:
+    known = Members(2500, "c", "b")
+    for number in range(2500):
+        known.admit(join(f"n{number}", f"t{number}", nnodes=2500), 0)
+    assert pace_s(known.live_count) == 2.0
+    with pytest.raises(SuperviseError):
+        known.admit(join("x", "x", nnodes=2500), round(4.9 * SECOND))
+    with pytest.raises(NotYet):
+        known.admit(join("x", "x", nnodes=2500), round(5.1 * SECOND))

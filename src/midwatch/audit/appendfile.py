@@ -76,6 +76,17 @@ class AppendFile:
             raise as_storage_error(error, f"cannot append to {self.path}") from error
         self.size_bytes += len(data)
 
+    def sync(self, since_bytes: int) -> None:
+        """Make what was appended durable. When that fails the file is cut back to ``since_bytes``: what a disk has not
+        taken may be gone at the next read, and nothing must be built on it.
+        """
+        try:
+            ops.sync_file(self._fd, self.path)
+        except OSError as error:
+            self.size_bytes = since_bytes
+            self._roll_back()
+            raise as_storage_error(error, f"cannot append to {self.path}") from error
+
     def cut(self, size_bytes: int) -> None:
         """Shorten the file, durably."""
         try:

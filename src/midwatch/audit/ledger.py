@@ -8,7 +8,8 @@ outside: ``ledger.sealed`` events and checkpoint manifests repeat a file's head.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,18 @@ import msgspec
 
 from midwatch.audit.appendfile import AppendFile
 from midwatch.audit.line import GENESIS, LedgerLine, decode_line, encode_line
-from midwatch.core import SYSTEM_CLOCK, Clock, Event
+from midwatch.core import SYSTEM_CLOCK, Clock, Event, StorageError
 from midwatch.storage import ops, sha256_hex
 
 _WINDOW_BYTES = 64 * 1024
+
+
+class _Batch(msgspec.Struct):
+    """Lines that become durable together."""
+
+    is_open: bool = False
+    is_fenced: bool = False
+    """The fence was asked for this batch."""
 
 
 class Ledger:
@@ -47,7 +56,8 @@ class Ledger:
         self._blank = Event(event="", ts_ns=0, mono_ns=0, run=run, attempt=attempt, node=node, rank=rank)
         self._clock = clock
         self._fence = fence
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
+        self._batch = _Batch()
         ops.make_dirs(path.parent)
         is_new = not path.exists()
         self._file = AppendFile(path)
@@ -80,11 +90,12 @@ class Ledger:
             FencedError: CK401 from the fence; nothing was written.
             StorageError: ST101 or ST103; nothing of the line remains in the file.
 
-        Durability: survives power loss when it returns.
+        Durability: survives power loss when it returns, or when the ``together`` around it ends.
         """
         with self._guard:
-            if self._fence is not None:
+            if self._fence is not None and not self._batch.is_fenced:
                 self._fence()
+                self._batch.is_fenced = self._batch.is_open
             entry = msgspec.structs.replace(
                 self._blank,
                 event=event,
@@ -95,8 +106,38 @@ class Ledger:
                 data=data,
             )
             raw, digest = encode_line(entry, self._seq, self._head)
-            self._file.append(raw, is_durable=True)
+            self._file.append(raw, is_durable=not self._batch.is_open)
             self._seq, self._head = self._seq + 1, digest
+
+    @contextmanager
+    def together(self) -> Generator[None]:
+        """What is recorded inside is made durable when this ends, by one sync for all of it; may be nested.
+
+        Other threads wait meanwhile, so nothing slow belongs inside. The fence is asked once.
+
+        Raises:
+            StorageError: ST101 or ST103; nothing of the lines remains in the file.
+        """
+        with self._guard:
+            if self._batch.is_open:
+                yield
+                return
+            start = self._seq, self._head, self._file.size_bytes
+            self._batch = _Batch(is_open=True)
+            try:
+                yield
+            finally:
+                self._batch = _Batch()
+                self._make_durable(*start)
+
+    def _make_durable(self, seq: int, head: str, size_bytes: int) -> None:
+        if self._file.size_bytes == size_bytes:
+            return
+        try:
+            self._file.sync(size_bytes)
+        except StorageError:
+            self._seq, self._head = seq, head
+            raise
 
     def close(self) -> None:
         """Release the file; closing twice is fine."""

@@ -23,7 +23,7 @@ from midwatch.core import UNREADABLE, Event
 GENESIS = "0" * 64
 """``prev`` of the first line."""
 
-MAX_LINE_BYTES = 256 * 1024
+MAX_LINE_BYTES = 2 * 1024 * 1024
 """Larger data is replaced by its size: one event must not fill the disk, and a line must fit into one write."""
 
 MAX_TEXT = 16 * 1024

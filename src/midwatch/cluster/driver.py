@@ -49,8 +49,8 @@ class Driver(Protocol):
         """Those that the scheduler knows. One that is missing is unknown, not gone."""
         ...
 
-    async def topology(self) -> Topology:
-        """Which nodes share what; empty when that is unknown."""
+    async def topology(self) -> Topology | None:
+        """Which nodes share what; empty when that is unknown, None when there was no answer: ask again later."""
         ...
 
     def exclude_list(self, nodes: Iterable[str]) -> str:

@@ -19,8 +19,6 @@ from midwatch.storage import read_regular
 
 ASK_S: Final = 10.0
 """``MessageTimeout`` is 10 s by default: later, scontrol has given up itself."""
-TOPOLOGY_S: Final = 1.5
-"""The coordinator starts after this, with or without the answer; one that takes over is waited for by all nodes."""
 OURS: Final = "midwatch"
 _REASON_CHARS: Final = 200
 _NODE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -71,14 +69,14 @@ class SlurmDriver:
                 found[node] = known
         return found
 
-    async def topology(self) -> Topology:
-        answer = await run_command(["scontrol", "show", "topology"], deadline_s=TOPOLOGY_S)
+    async def topology(self) -> Topology | None:
+        answer = await run_command(["scontrol", "show", "topology"], deadline_s=ASK_S)
         if answer.code == 0 and answer.out.strip():
             return parse_slurm_topology(answer.out)
         try:
             return parse_slurm_topology(read_regular(self._topology_conf).decode(errors="replace"))
         except OSError:
-            return ()
+            return () if answer.code is not None else None
 
     def exclude_list(self, nodes: Iterable[str]) -> str:
         return ",".join(node for node in nodes if _is_one_node(node))

@@ -14,7 +14,7 @@ LOOPBACK: Final = "127.0.0.1"
 _ALL: Final = "0.0.0.0"
 _ELSEWHERE: Final = "192.0.2.1"
 """An address that is nobody's (RFC 5737): the route to it is the default route. Nothing is sent there."""
-_BACKLOG: Final = 2048
+BACKLOG: Final = 2048
 """Agents of a large run all reconnect at once when the coordinator was restarted."""
 
 
@@ -73,5 +73,5 @@ def _listen(address: str) -> socket.socket:
     except OSError as error:
         listener.close()
         raise SuperviseError("SV106", f"cannot listen on {address}: {error.strerror or error}") from error
-    listener.listen(_BACKLOG)
+    listener.listen(BACKLOG)
     return listener

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from midwatch.supervise.attention import Cancellable, Later
 from midwatch.supervise.members import Member
 from midwatch.supervise.messages import ProbeNodes, ProbeResult
 from midwatch.supervise.wire import Probed, ProbeNode
@@ -23,10 +24,16 @@ class ProbeRound:
         asked: By the decision core.
         members: By node name; a node that is not among them has no answer.
         done: Called once with all results.
+        later: Calls back when nobody is waited for any longer; None: after so much time.
     """
 
     def __init__(
-        self, asked: ProbeNodes, members: Mapping[str, Member], done: Callable[[tuple[ProbeResult, ...]], None]
+        self,
+        asked: ProbeNodes,
+        members: Mapping[str, Member],
+        done: Callable[[tuple[ProbeResult, ...]], None],
+        *,
+        later: Later | None = None,
     ) -> None:
         self.asked = asked
         self._done: Callable[[tuple[ProbeResult, ...]], None] | None = done
@@ -34,8 +41,8 @@ class ProbeRound:
         self._open = {node for node in asked.nodes if node in members}
         for node in self._open:
             members[node].order(ProbeNode(question=asked.question, purpose=asked.purpose, cap_s=CAP_S))
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(CAP_S + _TRANSFER_S if self._open else 0.0, self._finish)
+        later = later or asyncio.get_running_loop().call_later
+        self._timer: Cancellable = later(CAP_S + _TRANSFER_S if self._open else 0.0, self._finish)
 
     def take(self, node: str, answer: Probed) -> None:
         if answer.question != self.asked.question or node not in self._open:

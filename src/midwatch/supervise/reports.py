@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from typing import Final
 
 from midwatch.supervise.members import Member
@@ -35,7 +34,7 @@ from midwatch.supervise.wire import (
 )
 
 _LOOK_NS: Final = 100_000_000
-"""Between two looks over all nodes that nothing urgent asks for: thousands of them report every second."""
+"""Between two looks for the slowest node that nothing urgent asks for: thousands of them report every second."""
 _PROGRESS_NS: Final = 1_000_000_000
 """Between two progress events; the core needs the trend, not each step."""
 
@@ -56,6 +55,8 @@ def translate(member: Member, numbered: NumberedFact, now_ns: int) -> Event | No
                 rank=rank,
                 exit_code=fact.exit_code,
                 is_finished=fact.is_finished,
+                # 0: it was never started, so nobody saw it end.
+                ended_ns=member.to_our_clock(fact.mono_ns) if fact.mono_ns else None,
             )
         case Suspected(attempt=attempt, rank=rank):
             return RankSuspected(
@@ -88,7 +89,7 @@ def translate(member: Member, numbered: NumberedFact, now_ns: int) -> Event | No
         case Warned(what=what):
             return NodeWarned(cause=cause, now_ns=now_ns, node=node, what=what, sentence=fact.sentence)
         case StopAsked():
-            return StopRequested(cause=cause, now_ns=now_ns, reason=f"{fact.reason} (node {node})")
+            return StopRequested(cause=cause, now_ns=now_ns, reason=f"{fact.reason} (node {node})", source=node)
         case Sampled() | Probed():
             return None
 
@@ -106,31 +107,64 @@ def differ_event(fact: Differ, cause: str, now_ns: int) -> CollectivesDiffer:
 
 
 class Progress:
-    """Turns the ranks' states into progress and verified-checkpoint events."""
+    """Turns the ranks' states into progress and verified-checkpoint events.
+
+    Nodes are counted by step as they report, so that no report of one makes anybody look at all the others.
+    """
 
     def __init__(self) -> None:
         self._attempt = 0
         self._step = -1
         self._told_ns = self._looked_ns = 0
         self._verified = -1
+        self._at: dict[Member, int] = {}
+        """The newest step that a node with attached ranks has finished, in this attempt."""
+        self._nodes: dict[int, set[Member]] = {}
+        """The same by step."""
         self._number = itertools.count(1)
 
-    def look(self, attempt: int, members: Iterable[Member], now_ns: int, *, is_urgent: bool) -> list[Event]:
-        """What is new since the last look; ``is_urgent`` tells progress now, because an exit comes right behind it."""
+    def look(self, attempt: int, member: Member, now_ns: int, *, is_urgent: bool) -> list[Event]:
+        """What is new with this node's report; ``is_urgent`` tells progress now, because an exit comes behind it."""
         if attempt != self._attempt:
             self._attempt, self._step, self._told_ns, self._looked_ns = attempt, -1, 0, 0
-        if not is_urgent and now_ns - self._looked_ns < _LOOK_NS:
-            return []
-        self._looked_ns = now_ns
-        found = [(member.slowest, member.verified) for member in members if member.slowest is not None]
-        cause = f"progress#{next(self._number)}"
+            self._at.clear()
+            self._nodes.clear()
+        self._note(member)
         events: list[Event] = []
-        slowest = min((step for step, _ in found), default=-1)
-        if slowest > self._step and (is_urgent or now_ns - self._told_ns >= _PROGRESS_NS):
-            self._step, self._told_ns = slowest, now_ns
-            events.append(ProgressMade(cause=cause, now_ns=now_ns, attempt=attempt, step=slowest))
-        verified = max((step for _, step in found), default=-1)
-        if verified > self._verified:
-            self._verified = verified
-            events.append(CheckpointVerified(cause=cause, now_ns=now_ns, attempt=attempt, step=verified))
+        cause = f"progress#{next(self._number)}"
+        if is_urgent or now_ns - max(self._looked_ns + _LOOK_NS, self._told_ns + _PROGRESS_NS) >= 0:
+            self._looked_ns = now_ns
+            slowest = self._slowest()
+            if slowest > self._step:
+                self._step, self._told_ns = slowest, now_ns
+                events.append(ProgressMade(cause=cause, now_ns=now_ns, attempt=attempt, step=slowest))
+        if member.slowest is not None and member.verified > self._verified:
+            self._verified = member.verified
+            events.append(CheckpointVerified(cause=cause, now_ns=now_ns, attempt=attempt, step=member.verified))
         return events
+
+    def _note(self, member: Member) -> None:
+        before, step = self._at.get(member), member.slowest
+        if before == step:
+            return
+        if before is not None:
+            self._forget(before, member)
+        if step is not None:
+            self._at[member] = step
+            self._nodes.setdefault(step, set()).add(member)
+
+    def _forget(self, step: int, member: Member) -> None:
+        self._at.pop(member, None)
+        self._nodes[step].discard(member)
+        if not self._nodes[step]:
+            del self._nodes[step]
+
+    def _slowest(self) -> int:
+        """Of the nodes that are not lost; -1 while none is known."""
+        while self._nodes:
+            step = min(self._nodes)
+            if any(not member.is_lost for member in self._nodes[step]):
+                return step
+            for member in list(self._nodes[step]):
+                self._forget(step, member)
+        return -1

@@ -15,13 +15,13 @@ from typing import Final
 import msgspec
 
 from midwatch.config import IsolateConfig
-from midwatch.core import StorageError
-from midwatch.storage import as_storage_error, locked, write_json_atomic
+from midwatch.core import UNREADABLE, StorageError
+from midwatch.storage import as_storage_error, locked, read_regular, write_json_atomic
+from midwatch.supervise.lemons import LEMON, LEMON_DAYS
 
 _DAY_S: Final = 86400.0
-LEMON: Final = 3
-LEMON_DAYS: Final = 30.0
-"""So many incidents within this time: the machine, not bad luck (Meta's "lemon nodes", HPCA 2025)."""
+_SCHEMA: Final = 1
+"""What a later one holds besides, writing it back would lose."""
 _REASONS: Final = 20
 """Kept for each machine: what a person reads before it goes back to work."""
 
@@ -47,7 +47,13 @@ class Machine(msgspec.Struct, kw_only=True):
     scored_s: float = 0.0
     out_until_s: float | None = None
     """Wall time until which it is left out; infinity is written as 0."""
+    cleared_s: float = 0.0
+    """Wall time when a person let it in again: what was before is settled, though it stays readable."""
     reasons: list[Reason] = []
+
+    def names(self, key: str) -> set[str]:
+        """All that people call it."""
+        return {key, key.split("/")[0], self.name, self.scheduler_node} - {""}
 
     def is_out(self, now_s: float) -> bool:
         """It gets no ranks now."""
@@ -59,8 +65,8 @@ class Machine(msgspec.Struct, kw_only=True):
         return self.reasons[-1].text if self.reasons else ""
 
     def recent(self, now_s: float) -> int:
-        """Incidents of the last ``LEMON_DAYS``."""
-        since_s = now_s - LEMON_DAYS * _DAY_S
+        """Incidents of the last ``LEMON_DAYS``, and since a person let it in again."""
+        since_s = max(now_s - LEMON_DAYS * _DAY_S, self.cleared_s)
         return len({(one.run, one.incident) for one in self.reasons if one.incident and one.at_s >= since_s})
 
     def is_lemon(self, now_s: float) -> bool:
@@ -68,7 +74,7 @@ class Machine(msgspec.Struct, kw_only=True):
 
 
 class _Book(msgspec.Struct, kw_only=True):
-    schema: int = 1
+    schema: int = _SCHEMA
     machines: dict[str, Machine] = {}
 
 
@@ -105,20 +111,22 @@ class SuspicionLedger:
             StorageError: ST103 it cannot be read, ST104 it is not such a file.
         """
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_Book).machines
+            book = msgspec.json.decode(read_regular(self._path), type=_Book)
         except FileNotFoundError:
             return {}
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise StorageError("ST104", f"{self._path} is not a list of suspicions: {error}") from error
         except OSError as error:
             raise as_storage_error(error, f"reading {self._path}") from error
+        if book.schema > _SCHEMA:
+            raise StorageError("ST104", f"{self._path} is of a later version of midwatch (schema {book.schema})")
+        return book.machines
 
-    def find(self, name: str) -> str | None:
-        """The key of the machine that a person means: by key, node name, host name or the scheduler's name."""
-        for key, machine in self.machines().items():
-            if name and name in (key, machine.name, key.split("/")[0], machine.scheduler_node):
-                return key
-        return None
+    def matching(self, name: str) -> list[str]:
+        """The keys of the machine that a person means: by key, node name, host name or the scheduler's name. One that
+        was lost before it was known by more is listed under its name, too. Raises as ``machines``."""
+        known = self.machines().items()
+        return [key for key, machine in known if name in machine.names(key)]
 
     def suspect(self, key: str, name: str, reason: Reason, scheduler_node: str = "") -> Machine:
         """Hold an incident against a machine without taking it out. Raises as ``machines``; also ST102."""
@@ -150,7 +158,7 @@ class SuspicionLedger:
         with self._change() as book:
             machine = book.machines.get(key)
             if machine is not None:
-                machine.out_until_s = None
+                machine.out_until_s, machine.cleared_s = None, reason.at_s
                 machine.reasons = [*machine.reasons, reason][-_REASONS:]
 
     def score(self, machine: Machine, now_s: float) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import cached_property
 from typing import Literal
 
 import msgspec
 
 from midwatch.faults import Trigger, Verdict
-from midwatch.supervise.messages import Placement, RankResumed
+from midwatch.supervise.messages import CollectivesDiffer, Placement, RankResumed
 
 State = Literal["waiting", "starting", "running", "judging", "stopping", "backing_off", "held", "finished"]
 
@@ -44,36 +46,72 @@ class Exit(msgspec.Struct, frozen=True):
     at_ns: int
 
 
-class Attempt(msgspec.Struct, kw_only=True):
-    """One launch. It stays here after its end, until the next one replaces it."""
+Claim = tuple[int | None, str, str]
+"""What a rank says it resumed from: step, checkpoint, config hash."""
+
+
+class Attempt(msgspec.Struct, kw_only=True, dict=True):
+    """One launch. It stays here after its end, until the next one replaces it.
+
+    Forty thousand ranks report one by one, so nothing here may be counted anew for each of them.
+    """
 
     number: int
     launched_ns: int
     placements: tuple[Placement, ...]
+    """Never changed."""
     started: set[str] = msgspec.field(default_factory=set)
     """Nodes whose ranks exist as processes."""
     exits: dict[int, Exit] = msgspec.field(default_factory=dict)
+    """Changed by ``note_exit`` only."""
+    failed_exits: int = 0
+    undeclared: list[int] = msgspec.field(default_factory=list)
+    """Ranks that ended without having declared the end of their steps."""
     attached: set[int] = msgspec.field(default_factory=set)
     """Ranks known to beat through a slot."""
     resumed: dict[int, RankResumed] = msgspec.field(default_factory=dict)
+    """Changed by ``note_resumed`` only."""
+    claims: Counter[Claim] = msgspec.field(default_factory=Counter)
+    """How many ranks resumed from what."""
     is_allowed: bool = False
     """The gate is open: every rank's resume report agreed. Never set back within an attempt."""
     step: int | None = None
     """The newest step the slowest rank finished in this attempt."""
     first_progress_ns: int | None = None
+    differed: CollectivesDiffer | None = None
+    """Its ranks are known to have gone out of step."""
 
-    @property
+    def note_exit(self, rank: int, exit_: Exit) -> None:
+        """A rank ended; call it once for each."""
+        self.exits[rank] = exit_
+        self.failed_exits += exit_.exit_code != 0
+        if not exit_.is_finished:
+            self.undeclared.append(rank)
+
+    def note_resumed(self, report: RankResumed) -> None:
+        """A rank says what it resumed from; a later word of the same rank takes the place of the first."""
+        before = self.resumed.get(report.rank)
+        if before is not None:
+            self.claims -= Counter([_claim(before)])
+        self.resumed[report.rank] = report
+        self.claims[_claim(report)] += 1
+
+    @cached_property
     def ranks(self) -> dict[int, str]:
         """Rank -> node."""
         return {rank: placement.node for placement in self.placements for rank in placement.ranks}
 
-    @property
+    @cached_property
     def world_size(self) -> int:
         return sum(len(placement.ranks) for placement in self.placements)
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[str, ...]:
         return tuple(placement.node for placement in self.placements)
+
+    @cached_property
+    def members(self) -> frozenset[str]:
+        return frozenset(self.nodes)
 
     @property
     def has_all_exited(self) -> bool:
@@ -81,12 +119,16 @@ class Attempt(msgspec.Struct, kw_only=True):
 
     @property
     def has_failed_exit(self) -> bool:
-        return any(exit_.exit_code != 0 for exit_ in self.exits.values())
+        return self.failed_exits > 0
 
     @property
     def is_all_finished(self) -> bool:
         """Every rank ended with 0 after the declared end of its steps."""
-        return self.has_all_exited and all(e.exit_code == 0 and e.is_finished for e in self.exits.values())
+        return self.has_all_exited and not self.failed_exits and not self.undeclared
+
+
+def _claim(report: RankResumed) -> Claim:
+    return report.step, report.checkpoint, report.config_hash
 
 
 class Incident(msgspec.Struct, kw_only=True):
@@ -130,8 +172,18 @@ class StopWish(msgspec.Struct, kw_only=True):
 
     reason: str
     cause: str
-    count: int = 1
-    """Asking again shortens the grace."""
+    asked: dict[str, int] = {}
+    """Who asked, and how often. One who asks again shortens the grace; another one who joins in does not."""
+
+    @property
+    def count(self) -> int:
+        return max(self.asked.values(), default=1)
+
+    def ask_again(self, source: str) -> bool:
+        """Somebody asks; whether that makes it more urgent."""
+        before = self.count
+        self.asked[source] = self.asked.get(source, 0) + 1
+        return self.count > before
 
 
 class Hold(msgspec.Struct, kw_only=True):

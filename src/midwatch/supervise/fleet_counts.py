@@ -1,0 +1,40 @@
+"""Collective counts across nodes: what their ranks report is compared where all of it comes together.
+
+Each agent compares the ranks of its own node at once; here one of them speaks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from operator import attrgetter
+
+from midwatch.supervise.desync import CountComparer
+from midwatch.supervise.wire import Differ, Report
+
+
+class FleetCounts:
+    """Follows one attempt after the other."""
+
+    def __init__(self) -> None:
+        self._attempt = 0
+        self._lockstep: set[str] = set()
+        """Groups that earlier attempts have shown to be in lockstep."""
+        self._comparer = CountComparer(0)
+        self._heard: dict[str, set[int]] = {}
+        """Ranks that have spoken of a group: so many are to be compared."""
+
+    def take(self, report: Report) -> Iterator[Differ]:
+        """One node's newest counts; what differs, once for each group."""
+        if report.attempt != self._attempt:
+            self._attempt = report.attempt
+            self._comparer = CountComparer(report.attempt, self._lockstep)
+            self._heard.clear()
+        for rank in report.ranks:
+            for group, counts in groupby(rank.counts, key=attrgetter("group")):
+                heard = self._heard.setdefault(group, set())
+                heard.add(rank.rank)
+                pairs = [(count.step, count.count) for count in counts]
+                found = self._comparer.take(rank.rank, group, pairs, len(heard))
+                if found is not None:
+                    yield found

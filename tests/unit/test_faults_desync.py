@@ -111,3 +111,35 @@ def test_who_left_a_call_out_is_named_although_its_peer_is_a_step_behind_for_it(
     )
     verdict = judge(Evidence(incident="i", trigger="hang", ranks=ranks, extensions=1))
     assert (verdict.fault_class, verdict.root_rank, verdict.step) == ("collective_mismatch", 3, 55)
+
+
+def test_what_has_passed_again_blames_nobody() -> None:
+    """A rank was a call ahead for a step, long before the one that skipped."""
+    verdict = judge(evidence(counted(0, 9, 1, 2, 0, 1, 1, 1), counted(1, 9, 1, 1, 1, 1, 0, 1)))
+    assert (verdict.root_rank, verdict.step) == (1, 54)
+
+
+def test_a_thread_that_is_ahead_in_a_group_of_its_own_explains_no_hang() -> None:
+    def with_saving(one: RankEvidence, saved: int) -> RankEvidence:
+        seldom = tuple(CollectiveCount("saving", step, 4 + (saved if step > 53 else 0)) for step in range(50, 56))
+        return msgspec.structs.replace(one, counts=(*one.counts, *seldom), stacks=(IN_ALL_REDUCE, IN_ALL_REDUCE))
+
+    ranks = (with_saving(counted(0, 9, 1, 1, 1, 1, 1), 1), with_saving(counted(1, 9, 1, 1, 1, 1, 1), 0))
+    verdict = judge(Evidence(incident="i", trigger="hang", ranks=ranks, extensions=1))
+    assert verdict.fault_class == "hang_everywhere"
+
+
+def test_ranks_that_lost_each_other_after_they_went_different_ways_show_a_mismatch() -> None:
+    """Nobody had looked in time: the one that was ahead ended first, and closed its connections."""
+    ahead = counted(1, 9, 1, 1, 1, 0, 1)
+    ended = msgspec.structs.replace(dead(1, 0, is_finished=True), counts=ahead.counts)
+    lost = msgspec.structs.replace(victim(0), counts=counted(0, 9, 1, 1, 1, 1, 1).counts)
+    verdict = judge(Evidence(incident="i", trigger="exit", ranks=(lost, ended)))
+    assert (verdict.fault_class, verdict.root_rank, verdict.step) == ("collective_mismatch", 1, 53)
+
+
+def test_across_nodes_the_same_place_is_known_less_exactly() -> None:
+    case = evidence(counted(0, 9, 1, 1, 1, 1), counted(1, 9, 1, 1, 0, 1))
+    first = judge(case)
+    history = ((first.fingerprint, (first.step or 0) - 12),)
+    assert judge(msgspec.structs.replace(case, incident="a0002-i01", history=history)).action == "stop"

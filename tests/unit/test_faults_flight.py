@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midwatch.faults.flight import FlightError, decode_plain, read_flight
+from midwatch.faults.flight import MAX_FLIGHT_BYTES, FlightError, decode_plain, read_flight
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(),
@@ -136,3 +137,26 @@ def test_a_dump_with_a_changed_byte_is_read_or_refused(data: st.DataObject) -> N
         read_flight(bytes(image))
     except FlightError:
         pass
+
+
+def collisions(count: int) -> bytes:
+    """A dict whose keys all have the same hash: inserting them takes the square of their number."""
+    items = b"".join(b"\x8a\x0d" + (number * (2**61 - 1)).to_bytes(13, "little") + b"N" for number in range(count))
+    return b"\x80\x02}(" + items + b"u."
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        collisions(100_000),
+        b"\x80\x02" + b"}" * 4_000_000 + b".",
+        b"\x80\x02N" + b"".join(b"r" + struct.pack("<I", 2**31 + n * 2**21) for n in range(1000)) + b".",
+        b"\x80\x02}" + bytes(MAX_FLIGHT_BYTES),
+    ],
+    ids=["collisions", "words", "places", "bytes"],
+)
+def test_a_file_made_to_take_time_takes_little(data: bytes) -> None:
+    began = time.process_time()
+    with pytest.raises(FlightError):
+        read_flight(data)
+    assert time.process_time() - began < 5.0

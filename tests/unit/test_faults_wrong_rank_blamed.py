@@ -253,9 +253,24 @@ def test_exit_0_while_peers_wait_in_a_collective_is_one() -> None:
     assert (verdict.fault_class, verdict.root_rank) == ("early_exit", 1)
 
 
-def test_an_attached_rank_that_is_not_done_left_early_whatever_its_peers_do() -> None:
-    verdict = judge(evidence(dead(1, 0, is_attached=True), alive(0, IN_COMPUTE, is_attached=True)))
+def test_an_attached_rank_that_is_not_done_left_early_unless_its_peers_work_on() -> None:
+    """All may have stopped early on purpose, and one still writes the result; whoever needs it waits or fails soon."""
+    left = dead(1, 0, is_attached=True)
+    idle = evidence(left, alive(0, IN_COMPUTE, is_attached=True))
+    assert judge(idle).action == "none"
+    assert judge(msgspec.structs.replace(idle, extensions=1)).fault_class == "early_exit"
+    for facts in ({"cpu_delta_s": 0.4}, {"io_delta": 10**6}, {"disk_wait": True}):
+        writing = alive(0, IN_COMPUTE, is_attached=True, **facts)
+        assert judge(evidence(left, writing, extensions=3)).action == "none"
+    verdict = judge(evidence(left, alive(0, IN_ALL_REDUCE, is_attached=True)))
     assert (verdict.fault_class, verdict.root_rank) == ("early_exit", 1)
+
+
+def test_a_state_that_has_passed_when_it_is_looked_at_is_looked_at_again() -> None:
+    """A mount came back, a stopped rank was let go: one sample shows nothing more."""
+    ranks = (alive(0, IN_ALL_REDUCE, cpu_delta_s=None), alive(1, IN_COMPUTE, cpu_delta_s=None, step=20))
+    verdict = judge(evidence(*ranks, trigger="hang", suspected=((1, 20),)))
+    assert verdict.action == "none"
 
 
 def test_ranks_we_ended_are_never_guilty() -> None:

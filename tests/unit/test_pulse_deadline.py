@@ -53,3 +53,30 @@ def test_slow_steps_are_followed() -> None:
     for _ in range(600):
         known.observe(30.0)
     assert known.deadline_s("step") >= 90.0
+
+
+def test_after_a_restart_what_was_learned_holds_once_the_caches_are_warm() -> None:
+    before = taught([2.0] * 300)
+    again = learner()
+    again.recall(before.taught())
+    assert again.deadline_s("step") == 1800.0, "the first step loads and compiles"
+    for _ in range(4):
+        again.observe(9.0)
+        assert again.deadline_s("step") == 600.0
+    again.observe(2.0)
+    assert 6.0 <= again.deadline_s("step") <= 20.0
+    assert again.deadline_s("eval") == 600.0
+
+
+def test_what_few_steps_taught_is_not_handed_on() -> None:
+    assert taught([2.0] * 19).taught() == []
+    known = taught([1.0] * 500 + [3.0] * 5).taught()
+    assert (len(known), known[0], known[-1]) == (64, 1.0, 3.0)
+
+
+def test_numbers_that_no_step_ever_took_do_not_hide_a_hang() -> None:
+    again = learner()
+    again.recall([1e9, -5.0, float("nan"), 0.1])
+    for _ in range(5):
+        again.observe(0.1)
+    assert again.deadline_s("step") == 5.0

@@ -13,7 +13,7 @@ import pytest
 
 from midwatch.core import StorageError
 from midwatch.pulse import Flag, NullPulse, PulseReader, PulseWriter, SlotFile, writer_from_env
-from midwatch.pulse.layout import HEAD, HEAD_AT
+from midwatch.pulse.layout import HEAD, HEAD_AT, SLOT_BYTES
 
 
 @pytest.fixture
@@ -216,3 +216,23 @@ def test_what_is_read_is_cut_to_its_room(tmp_path: Path) -> None:
     assert reader.position(0) == "shard-00017.bin 4096"
     writer.position("é" * 40)
     assert len(reader.position(0)) <= 48
+
+
+def test_a_rank_that_wrote_over_its_slot_does_not_take_the_agent_with_it(slots: SlotFile) -> None:
+    writer, reader = PulseWriter(slots.path, 0), PulseReader(slots.path)
+    writer.begin(1, 1)
+    base = slots.offset(0)
+    for noise in (b"\xff" * SLOT_BYTES, bytes(range(256)) * 4, b"\x0b" * SLOT_BYTES):
+        slots.mapping[base : base + SLOT_BYTES] = noise
+        slot = reader.read(0)
+        assert slot.phase_age_s(time.monotonic_ns()) >= 0
+        assert isinstance(slot.flags, Flag)
+        reader.counts(0)
+        reader.position(0)
+
+
+def test_a_phase_may_have_any_name(slots: SlotFile) -> None:
+    writer = PulseWriter(slots.path, 0)
+    writer.begin(1, 1)
+    with writer.phase("Auswertung \udcff" + "ä" * 30):
+        assert PulseReader(slots.path).read(0).phase.startswith("custom:Auswertung")

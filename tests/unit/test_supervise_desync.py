@@ -89,3 +89,54 @@ def test_nodes_that_report_at_different_moments_meet_whatever_a_step_takes(step_
     assert found is not None
     assert found.step > skipped_at
     assert (found.step - skipped_at) * step_ms <= 40_000
+
+
+def behind_training(*steps_ahead: int, rest: int = 40) -> Iterator[tuple[int, int, int]]:
+    """A group that a thread uses: now and then one rank issues a call so many steps before the other."""
+    step, count = rest, 1
+    for ahead in steps_ahead:
+        for at in range(step - rest, step):
+            yield 0, at, count
+            yield 1, at, count
+        for at in range(step, step + ahead):
+            yield 0, at, count + 1
+            yield 1, at, count
+        step, count = step + ahead + rest, count + 1
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 5, 30, 300])
+def test_a_thread_that_is_ahead_on_one_rank_is_no_desync(ahead: int) -> None:
+    assert feed(behind_training(ahead, ahead, ahead, ahead, ahead)) == []
+
+
+def test_what_a_step_skips_on_all_ranks_does_not_hide_a_call_that_one_skips() -> None:
+    counts = {step: step - sum(skipped <= step for skipped in (10, 25, 38)) for step in range(60)}
+    (differ,) = feed((rank, step, counts[step] - (rank == 1 and step > 40)) for step in range(60) for rank in range(2))
+    assert differ.step == 42
+
+
+def test_after_a_change_in_the_first_steps_the_group_is_learned_anew() -> None:
+    counts = {step: step - (step > 2) - (step > 40) for step in range(60)}
+    (differ,) = feed((rank, step, counts[step] if rank else step) for step in range(60) for rank in range(2))
+    assert differ.step == 42
+
+
+def test_a_group_known_to_be_in_lockstep_is_compared_from_the_first_step_of_the_next_attempt() -> None:
+    known: set[str] = set()
+    first = CountComparer(1, known)
+    for rank, step, count in in_step(20):
+        assert first.take(rank, "g", [(step, count)], 2) is None
+    assert known == {"g"}
+    again = CountComparer(2, known)
+    found = [again.take(rank, "g", [(step, count)], 2) for rank, step, count in in_step(9, skipped_at=2)]
+    (differ,) = (one for one in found if one)
+    assert (differ.step, differ.sound_step) == (4, 2)
+
+
+def test_groups_that_are_not_in_lockstep_are_not_trusted() -> None:
+    known: set[str] = set()
+    comparer = CountComparer(1, known)
+    for rank, step, _ in in_step(100):
+        comparer.take(rank, "idle", [(step, 7)], 2)
+        comparer.take(rank, "pipeline", [(step, step * (2 + rank))], 2)
+    assert known == set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -13,12 +14,13 @@ from midwatch.faults.tracebacks import find_raised
 from midwatch.faults.types import Evidence, Frame, RankEvidence, Verdict
 from midwatch.storage import sha256_hex
 from midwatch.supervise.bundle import write_bundle
+from midwatch.supervise.error_file import read_error_file
 from midwatch.supervise.gathering import Gathering
 from midwatch.supervise.kernel import KernelLog, oom_victims
 from midwatch.supervise.last_words import read_tail
 from midwatch.supervise.members import Member
 from midwatch.supervise.messages import GatherEvidence
-from midwatch.supervise.sample import parse_stack, read_error_file
+from midwatch.supervise.sample import parse_stack
 from midwatch.supervise.tee import Tee
 from midwatch.supervise.wire import Join, Sampled
 
@@ -82,8 +84,24 @@ def test_a_damaged_error_file_is_none(tmp_path: Path) -> None:
     assert read_error_file(path) is None
     path.write_text("[1]")
     assert read_error_file(path) is None
-    path.write_text('{"message": {"message": "boom", "password": "x"}}')
-    assert read_error_file(path) == {"message": {"message": "boom", "password": "[redacted]"}}
+    path.write_text('{"message": {"message": "boom password=hunter2hunter2", "password": "x"}}')
+    assert read_error_file(path) == {"message": {"message": "boom password=[redacted]"}}
+
+
+def test_an_error_file_may_hold_anything(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    for text in ("[" * 500_000, '{"message": ' + '{"message": ' * 100_000, '{"a": ' + "9" * 5000 + "}", "\0" * 100):
+        path.write_text(text)
+        assert read_error_file(path) in (None, {})
+    told = {"message": "no such file: \udcff.bin", "extraInfo": {"py_callstack": "x" * 900_000}}
+    path.write_text(json.dumps({"message": told}))
+    content = read_error_file(path)
+    assert content is not None
+    assert content["message"]["message"] == "no such file: ?.bin"
+    assert len(msgspec.json.encode(RankEvidence(rank=0, error_file=content))) < 30_000
+    path.unlink()
+    os.mkfifo(path)
+    assert read_error_file(path) is None
 
 
 def test_the_kernel_names_whom_it_killed() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from midwatch.config import DetectConfig, WatchConfig
 from midwatch.supervise.activity import Activity
@@ -22,7 +22,7 @@ class Watched:
         self.written = 0
         self.states = {0: "S", 1: "S"}
 
-    def look(self, *moving: int, wrote: bool = False, work: Activity | None = None) -> float:
+    def look(self, *moving: int, wrote: bool = False, work: Mapping[int, Activity] | None = None) -> float:
         self.now += LOOK_S
         self.written += wrote
         for rank in moving:
@@ -119,10 +119,10 @@ def test_work_of_children_and_threads_is_progress_while_the_main_threads_wait() 
     done = Activity(0.0, 0)
     for _ in range(round(30 / LOOK_S)):
         done += Activity(0.5 * LOOK_S, 0)
-        assert run.look(work=done) < 2.5
+        assert run.look(work={0: done}) < 2.5
     for _ in range(round(30 / LOOK_S)):
         done += Activity(0.01 * LOOK_S, 5_000)
-        assert run.look(work=done) < 2.5
+        assert run.look(work={0: done}) < 2.5
 
 
 def test_the_crumbs_of_loggers_and_watchdogs_are_no_work() -> None:
@@ -131,7 +131,7 @@ def test_the_crumbs_of_loggers_and_watchdogs_are_no_work() -> None:
     done, idle_s = Activity(0.0, 0), 0.0
     for _ in range(round(6 / LOOK_S)):
         done += Activity(0.01 * LOOK_S, 20)
-        idle_s = run.look(work=done)
+        idle_s = run.look(work={0: done})
     assert idle_s > run.watch.deadline_s
 
 
@@ -163,3 +163,13 @@ def test_fast_steps_are_learned_as_soon_as_slow_ones() -> None:
     for _ in range(22):
         run.look(0, 1)
     assert run.watch.deadline_s == 5.0, "twenty looks in which the main threads ran and rested"
+
+
+def test_the_keep_alives_of_many_ranks_do_not_add_up_to_work() -> None:
+    run = Watched()
+    run.train(5.0)
+    spent, still_s = 0.0, 0.0
+    for _ in range(round(30 / LOOK_S)):
+        spent += 0.03 * LOOK_S
+        still_s = run.look(work={rank: Activity(spent, 0) for rank in range(16)})
+    assert still_s > 25.0

@@ -34,6 +34,8 @@ class Jump(msgspec.Struct, frozen=True, kw_only=True):
     is_sure: bool
     """Most ranks agree, or the rank's own habit shows which of two numbers is the odd one."""
     calm_steps: int
+    is_in_use: bool
+    """Every member issued at least one collective a step before."""
 
     @property
     def odd(self) -> tuple[int, ...]:
@@ -54,12 +56,17 @@ def locate_desync(evidence: Evidence) -> Located:
     return _by_totals(evidence)
 
 
-def locate_jump(ranks: Sequence[RankEvidence]) -> Located | None:
-    """The same question where nobody has noticed: ranks that hang may have gone out of step before."""
+def locate_jump(ranks: Sequence[RankEvidence], *, is_by_habit: bool = True) -> Located | None:
+    """The same question where nobody has noticed: ranks that hang or fail may have gone out of step before.
+
+    Args:
+        ranks: Their counts.
+        is_by_habit: Take also a last step of one rank alone for a sign, which its peers never began.
+    """
     jump = find_jump(ranks)
     if jump is not None and jump.calm_steps >= _CALM_STEPS:
         return _located(jump, ranks)
-    return _by_habit(ranks)
+    return _by_habit(ranks) if is_by_habit else None
 
 
 def _by_habit(ranks: Sequence[RankEvidence]) -> Located | None:
@@ -89,15 +96,19 @@ def _broken_habit(rank: RankEvidence) -> tuple[str, int, int, int] | None:
     for group, mine in ((group, _series(group, [rank])[rank.rank]) for group in {c.group for c in rank.counts}):
         steps = [step for step in sorted(mine) if step - 1 in mine]
         issued = [mine[step] - mine[step - 1] for step in steps]
-        if len(issued) > _CALM_STEPS and len(set(issued[:-1])) == 1 and issued[-1] != issued[0]:
+        is_habit = len(issued) > _CALM_STEPS and len(set(issued[:-1])) == 1 and issued[0] > 0
+        if is_habit and issued[-1] != issued[0]:
             return group, steps[-1] - 1, issued[-1], issued[0]
     return None
 
 
 def find_jump(ranks: Sequence[RankEvidence]) -> Jump | None:
-    """The newest change in any group; None where no change is in sight."""
+    """The newest change in any group; None where no change is in sight.
+
+    In a group that is not used in every step a rank may be ahead for a while (a checkpoint is written by a thread).
+    """
     groups = sorted({count.group for rank in ranks for count in rank.counts})
-    jumps = [jump for group in groups for jump in (_in_group(group, ranks),) if jump is not None]
+    jumps = [jump for group in groups for jump in (_in_group(group, ranks),) if jump is not None and jump.is_in_use]
     return max(jumps, key=lambda jump: (jump.is_sure, jump.step), default=None)
 
 
@@ -107,14 +118,24 @@ def _in_group(group: str, ranks: Sequence[RankEvidence]) -> Jump | None:
     if len(series) < 2 or len(common) < 2:
         return None
     offsets = [_offsets(series, step) for step in common]
-    odd_from = next((at for at, offset in enumerate(offsets) if offset != offsets[0]), None)
-    if odd_from is None:
+    # What has passed again was no skipped call; only what stays counts.
+    odd_from = max(at for at, offset in enumerate(offsets) if offset == offsets[0]) + 1
+    if odd_from == len(common):
         return None
     before, step = common[odd_from - 1], common[odd_from]
+    span = (common[0], before) if odd_from > 1 else (before, step)
+    used = min(mine[span[1]] - mine[span[0]] for mine in series.values())
     issued = {rank: mine[step] - mine[before] for rank, mine in series.items()}
     expected, is_sure = _expected(series, issued, common[0], before, step)
     return Jump(
-        group=group, before=before, step=step, issued=issued, expected=expected, is_sure=is_sure, calm_steps=odd_from
+        group=group,
+        before=before,
+        step=step,
+        issued=issued,
+        expected=expected,
+        is_sure=is_sure,
+        calm_steps=odd_from,
+        is_in_use=used >= span[1] - span[0] or (odd_from == 1 and max(issued.values()) > 0),
     )
 
 

@@ -15,10 +15,13 @@ _NOISE = (
     (re.compile(r"\d+(?:\.\d+)*"), "#"),
     (re.compile(r"\s+"), " "),
 )
+_MOST = 2000
+"""Characters looked at: some patterns take the square of a length."""
 
 
 def normalise(message: str) -> str:
     """A message without addresses, ids, paths and numbers."""
+    message = message[:_MOST]
     for pattern, replacement in _NOISE:
         message = pattern.sub(replacement, message)
     return message.strip()[:500]

@@ -14,9 +14,11 @@ from typing import Any, Final, Literal, cast
 from midwatch.faults.frames import user_frame
 from midwatch.faults.types import CollectiveCall, Frame
 
-MAX_FLIGHT_BYTES: Final = 64 * 1024 * 1024
+MAX_FLIGHT_BYTES: Final = 32 * 1024 * 1024
 """A recorder of 2,000 calls with stacks writes about 5 MB."""
-_MAX_WORDS: Final = 8_000_000
+_MAX_WORDS: Final = 3_000_000
+"""Such a file has some hundreds of thousands, and a word costs at most a hundred bytes of memory."""
+_MAX_KEY: Final = 2**31
 _MAX_TEXT: Final = 200
 _MAX_FRAMES: Final = 64
 _MAX_TENSORS: Final = 4
@@ -182,6 +184,8 @@ class _Decoder:
         self.push(int.from_bytes(self.take_bytes(self.take(_U1)), "little", signed=True))
 
     def remember(self, place: int) -> None:
+        if place > _MAX_WORDS:
+            raise FlightError("keeps something where nobody would")
         self._memo[place] = self._stack[-1]
 
     def recall(self, place: int) -> None:
@@ -212,9 +216,10 @@ class _Decoder:
             raise FlightError("sets items of what is no dict")
         known = cast("dict[Any, Any]", target)
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Text and numbers only: the hash of nested tuples could take for ever.
-            if not isinstance(key, (str, int)):
-                raise FlightError("a key that is neither text nor number")
+            # Text and small numbers only: the hash of nested tuples could take for ever, and large numbers can be
+            # chosen so that all have the same one.
+            if not isinstance(key, (str, int)) or (isinstance(key, int) and abs(key) >= _MAX_KEY):
+                raise FlightError("a key that is neither text nor a small number")
             known[key] = value
 
     def appends(self) -> None:

@@ -30,19 +30,26 @@ _ALSO_COMPUTES = re.compile(
 )
 """Parts of torch.distributed in which a rank also computes or writes: there the function's name decides."""
 _WAITS = re.compile(
-    r"wait|gather|reduce|scatter|broadcast|barrier|recv|send|all_to_all|exchange|agree|gate", re.IGNORECASE
+    r"(?:^|[_.])(?:a?wait[a-z]*|i?send|i?recv|(?:all_?)?(?:gather|reduce)|all_?to_?all|scatter|broadcast|barrier|exchange"
+    r"|agree|gate)(?:[_.0-9]|$)",
+    re.IGNORECASE,
 )
+"""Whole words: a sharding that is propagated does not wait at a gate."""
 _AUTOGRAD = re.compile(r"(^|/)torch/autograd/(graph|__init__)\.py$")
 _LIBRARY = re.compile(
     r"(site|dist)-packages/|/lib(64)?/python3(\.\d+)?/|^<frozen |^<__array_function__|^<eval_with_key>"
 )
 _STORAGE = re.compile(
     r"/(ssl|socket|http/client|shutil|zipfile|zipfile/__init__|tarfile|gzip|bz2|lzma)\.py$"
-    r"|(^|/)(urllib3|botocore|aiobotocore|fsspec|s3fs|gcsfs|adlfs|h5py|zarr|google/(cloud/storage|resumable_media)"
-    r"|numpy/lib/.*npyio|torch/serialization|safetensors/)"
+    r"|(^|/)(urllib3|botocore|aiobotocore|boto3|s3transfer|fsspec|s3fs|gcsfs|adlfs|h5py|zarr|numpy/lib/.*npyio"
+    r"|google/(cloud/storage|resumable_media)|torch/serialization|torch/utils/data/dataloader|safetensors/)"
 )
-"""Where data comes from a store or goes there: such a wait may be long, and rightly so."""
-_LOOK_THROUGH = ("/threading.py", "/queue.py", "/selectors.py", "/multiprocessing/connection.py", "torch/_ops.py")
+"""Where data comes from a store or goes there: such a wait may be long, and rightly so. What the workers of a loader wait
+for is not seen from the rank itself."""
+_LOOK_THROUGH = (
+    *("/threading.py", "/queue.py", "/selectors.py", "/multiprocessing/connection.py", "/multiprocessing/queues.py"),
+    *("/concurrent/futures/_base.py", "/concurrent/futures/thread.py", "torch/_ops.py"),
+)
 """Wait functions of the interpreter and torch's operator call: who called them says what is waited for."""
 
 
@@ -106,8 +113,9 @@ def is_transferring(rank: RankEvidence, window_s: float) -> bool:
 
 
 def is_storage(stack: Sequence[Frame]) -> bool:
-    """The innermost frames are of a library that reads and writes files or objects."""
-    return any(_STORAGE.search(frame.file) for frame in stack[:2])
+    """The innermost frames are of a library that reads and writes files or objects, or loads data."""
+    inner = [frame for frame in stack if not frame.file.endswith(_LOOK_THROUGH)]
+    return any(_STORAGE.search(frame.file) for frame in inner[:2])
 
 
 def where(stack: Sequence[Frame]) -> str:

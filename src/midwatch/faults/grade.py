@@ -8,11 +8,13 @@ from midwatch.faults import wordings
 from midwatch.faults.located import Located
 from midwatch.faults.read import STARTUP_LIFE_S
 from midwatch.faults.table import FaultClass, class_of
-from midwatch.faults.topology import shared_domain
+from midwatch.faults.topology import common_domain, shared_domain
 from midwatch.faults.types import Action, Evidence, Grade
 
 STEP_TOLERANCE = 1
 """Two ranks may be caught on either side of a step boundary by the same batch."""
+DESYNC_TOLERANCE = 16
+"""Across nodes it is known only between which two steps that were compared ranks went out of step."""
 FEW_SILENT = 2
 """One silent node is one lost node, however few there are; a share of the fleet begins with the second."""
 
@@ -77,7 +79,8 @@ def repeats(row: FaultClass, evidence: Evidence, fingerprint: str, step: int | N
     earlier = [was for mark, was in evidence.history if mark == fingerprint]
     if step is None:
         return sum(was is None for was in earlier) if row.repeat == "any" else 0
-    return sum(was is not None and abs(was - step) <= STEP_TOLERANCE for was in earlier)
+    tolerance = DESYNC_TOLERANCE if row.name == "collective_mismatch" else STEP_TOLERANCE
+    return sum(was is not None and abs(was - step) <= tolerance for was in earlier)
 
 
 def causal_nodes(located: Located) -> tuple[str, ...]:
@@ -86,7 +89,8 @@ def causal_nodes(located: Located) -> tuple[str, ...]:
     if not row.can_hit_fleet:
         return ()
     if located.confidence in ("certain", "likely"):
-        return tuple(dict.fromkeys(suspect.node for suspect in located.suspects if suspect.node))
+        own = [one for one in located.suspects if class_of(one.fault_class or located.fault_class).can_hit_fleet]
+        return tuple(dict.fromkeys(suspect.node for suspect in own if suspect.node))
     return (located.root_node,) if located.root_node else ()
 
 
@@ -102,7 +106,10 @@ def _cut_in_two(evidence: Evidence, widths: Widths) -> Policy | None:
     if silent < FEW_SILENT or silent <= widths.silent_share * total:
         return None
     rule = "smaller-side" if 2 * silent > total else "silent-agents"
-    return Policy("G4", "hold", rule, why=f"{silent} of {total} nodes are silent at once")
+    # In a small run chance cannot be ruled out; where to look first is worth a word all the same.
+    domain = common_domain(evidence.silent_nodes, evidence.topology, total)
+    why = f"{silent} of {total} nodes are silent at once" + (f", all of them of {domain}" if domain else "")
+    return Policy("G4", "hold", rule, domain, why)
 
 
 def _wide(row: FaultClass, located: Located, evidence: Evidence, widths: Widths) -> Policy | None:

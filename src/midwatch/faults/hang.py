@@ -48,7 +48,8 @@ def living(evidence: Evidence) -> list[Living]:
     found: list[Living] = []
     for rank in evidence.ranks:
         place = frames.place_of(rank, evidence.window_s)
-        if place != "ended" and rank.node not in evidence.lost_nodes:
+        is_lost = rank.node in evidence.lost_nodes or rank.rank in evidence.lost_ranks
+        if place != "ended" and not is_lost:
             found.append(Living(rank, place))
     return found
 
@@ -66,6 +67,10 @@ def _locate(evidence: Evidence, alive: list[Living]) -> Located:
     by_state = _by_state(evidence, alive)
     if by_state is not None:
         return by_state
+    if alive and all(one.rank.stacks and one.rank.cpu_delta_s is None for one in alive):
+        # Looked at once, because a state that cannot pass by itself was seen; but it has passed.
+        message = "no rank is stopped or stuck in the kernel any more"
+        return Located(fault_class="no_fault", confidence="weak", message=message, lines=(message,))
     moving = _moving(evidence, alive)
     if moving:
         return Located(fault_class="no_fault", confidence="likely", message=moving, lines=(moving,))
@@ -154,9 +159,18 @@ def _work(one: Living, evidence: Evidence) -> str:
         return f"reads or writes{_stack_text(one)}: {rank.io_delta} bytes in {window_s:g} s"
     if _is_briefly_in_kernel(one):
         return f"waits for a disk or a mount{_stack_text(one)} for {rank.state_s:.1f} s"
+    if rank.disk_wait:
+        return f"has a thread or child that waits for a disk or a mount{_stack_text(one)}"
     if rank.stacks and frames.is_storage(rank.stacks[-1]):
         return f"waits for storage{_stack_text(one)}"
     return ""
+
+
+def works_by_itself(one: Living, window_s: float) -> bool:
+    """It computes, reads or writes, outside any collective."""
+    rank = one.rank
+    is_active = frames.is_busy(rank, window_s) or frames.is_transferring(rank, window_s) or rank.disk_wait
+    return not one.is_waiting and (is_active or _is_briefly_in_kernel(one))
 
 
 def _is_patient(rank: RankEvidence, evidence: Evidence) -> bool:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from midwatch.faults import frames
 from midwatch.faults.desync import locate_desync, locate_jump
-from midwatch.faults.hang import living, locate_hang
+from midwatch.faults.hang import living, locate_hang, works_by_itself
 from midwatch.faults.located import Located, pick, share
 from midwatch.faults.read import RankFact
 from midwatch.faults.table import class_of
@@ -33,8 +33,11 @@ def locate(evidence: Evidence, facts: Sequence[RankFact]) -> Located:
         return _mismatch(evidence)
     if evidence.trigger == "desync":
         return locate_desync(evidence)
-    facts = [fact for fact in facts if fact.node not in evidence.lost_nodes]
+    facts = [fact for fact in facts if fact.node not in evidence.lost_nodes and fact.rank not in evidence.lost_ranks]
     roots = _roots(evidence, facts)
+    if evidence.lost_ranks:
+        # Who loses one of many wrappers kills the others: those kills explain nothing.
+        roots = [fact for fact in roots if fact.fault_class != "killed_outside"]
     if roots and roots[0].fault_class == "collective_mismatch":
         # Whoever notices it is not always the one that skipped a call.
         return locate_jump(evidence.ranks) or _first_root(evidence, roots, facts)
@@ -42,12 +45,15 @@ def locate(evidence: Evidence, facts: Sequence[RankFact]) -> Located:
         return _first_root(evidence, roots, facts)
     if evidence.lost_nodes:
         return _lost(evidence, facts)
+    if evidence.lost_ranks:
+        return _lost_alone(evidence, facts)
     victims = [fact for fact in facts if fact.is_dead and fact.fault_class == "peers_lost"]
-    early = _early_exits(facts, victims)
+    early = _early_exits(evidence, facts, victims)
     if early:
         return _left_early(evidence, early, victims)
     if victims:
-        return _among_the_living(evidence, victims)
+        # They may have lost each other because they went different ways before, and nobody had noticed yet.
+        return locate_jump(evidence.ranks, is_by_habit=False) or _among_the_living(evidence, victims)
     nameless = [fact for fact in facts if fact.is_dead and fact.evidence.exit_code != 0]
     if nameless:
         return _nameless(nameless)
@@ -77,14 +83,15 @@ def _first_root(evidence: Evidence, roots: Sequence[RankFact], facts: Sequence[R
     confidence: Confidence = culprit.confidence
     if same and confidence == "certain":
         confidence = "likely"
-    tied = [fact for fact in same if not _is_ordered(evidence, culprit, fact)]
+    bounds = dict(evidence.clock_error_s)
+    tied = [fact for fact in same if not _is_ordered(bounds, culprit, fact)]
     if tied:
         return _simultaneous([culprit, *tied], roots, facts)
     reasons = [class_of(culprit.fault_class).title]
     if same:
         reasons.append(f"the first of {len(same) + 1} ranks with a failure of this kind")
     main = Suspect(rank=culprit.rank, node=culprit.node, weight=0.7 if others else 1.0, reasons=tuple(reasons))
-    rest = share([fact.evidence for fact in others], ("failed by itself, too",), total=0.3) if others else ()
+    rest = _also_failed(others) if others else ()
     victims = [fact for fact in facts if fact.rank not in {root.rank for root in roots}]
     return Located(
         fault_class=culprit.fault_class,
@@ -101,9 +108,15 @@ def _first_root(evidence: Evidence, roots: Sequence[RankFact], facts: Sequence[R
     )
 
 
-def _is_ordered(evidence: Evidence, first: RankFact, second: RankFact) -> bool:
+def _also_failed(others: Sequence[RankFact]) -> tuple[Suspect, ...]:
+    """Each with its own kind of failure: an exception beside a broken GPU says nothing against its node."""
+    shared = share([fact.evidence for fact in others], ("failed by itself, too",), total=0.3)
+    pairs = zip(shared, others, strict=True)
+    return tuple(msgspec.structs.replace(suspect, fault_class=fact.fault_class) for suspect, fact in pairs)
+
+
+def _is_ordered(bounds: Mapping[str, float], first: RankFact, second: RankFact) -> bool:
     """Whether it is known which of two ended first. Clocks of different nodes tell only what exceeds their errors."""
-    bounds = dict(evidence.clock_error_s)
     if first.node == second.node or not bounds:
         return True
     gap_s = (_ended_at(second) - _ended_at(first)) / 1e9
@@ -162,6 +175,24 @@ def _lost(evidence: Evidence, facts: Sequence[RankFact]) -> Located:
     )
 
 
+def _lost_alone(evidence: Evidence, facts: Sequence[RankFact]) -> Located:
+    """Ranks that went with the agents of their own, on nodes that are well as far as one can see."""
+    lost = [rank for rank in evidence.ranks if rank.rank in evidence.lost_ranks]
+    reason = "its own midwatch process is gone or silent, and the rank with it"
+    is_alone = len(lost) == 1
+    located = pick(
+        "agent_lost",
+        share(lost, (reason,)),
+        evidence=lost[0],
+        phrase="is gone: its midwatch process was killed or stopped answering",
+        message="agent lost",
+        frame=None,
+        lines=tuple(f"rank {rank.rank} (node {rank.node}): {reason}" for rank in lost[:4]),
+        confidence="certain" if is_alone else "likely",
+    )
+    return _with_victims(located, [fact.rank for fact in facts])
+
+
 def _mismatch(evidence: Evidence) -> Located:
     claims = Counter((r.step, r.checkpoint, r.config_hash) for r in evidence.resumed)
     common = claims.most_common(1)[0][0] if claims else None
@@ -190,24 +221,36 @@ def _mismatch(evidence: Evidence) -> Located:
 # --- exit 0 ----------------------------------------------------------------------------------------------------------
 
 
-def _early_exits(facts: Sequence[RankFact], victims: Sequence[RankFact]) -> list[RankFact]:
-    """Ranks that ended with 0 without being done, before their peers' errors."""
-    first_error = min((_ended_at(fact) for fact in victims), default=float("inf"))
+def _early_exits(evidence: Evidence, facts: Sequence[RankFact], victims: Sequence[RankFact]) -> list[RankFact]:
+    """Ranks that ended with 0 without being done, and not after an error of a peer, as far as clocks can tell."""
+    bounds = dict(evidence.clock_error_s)
+    errors: dict[str, RankFact] = {}
+    for victim in sorted(victims, key=_ended_at, reverse=True):
+        errors[victim.node] = victim  # the first of each node remains
     found: list[RankFact] = []
     for fact in facts:
         is_early = fact.evidence.exit_code == 0 and not fact.evidence.is_finished
-        # Order is exact within a node only; between nodes an exit seen a little later may still have come first.
-        is_ordered = any(victim.node == fact.node for victim in victims)
-        if is_early and (not is_ordered or _ended_at(fact) <= first_error or fact.evidence.exit_mono_ns is None):
+        if is_early and not any(_came_before(bounds, error, fact) for error in errors.values()):
             found.append(fact)
     return sorted(found, key=lambda fact: (_ended_at(fact), fact.rank))
+
+
+def _came_before(bounds: Mapping[str, float], first: RankFact, second: RankFact) -> bool:
+    """Certainly: a clock that nobody has compared with another one tells no order between their nodes."""
+    if first.evidence.exit_mono_ns is None or second.evidence.exit_mono_ns is None:
+        return False
+    if first.node != second.node and not bounds:
+        return False
+    return _ended_at(first) < _ended_at(second) and _is_ordered(bounds, first, second)
 
 
 def _left_early(evidence: Evidence, early: Sequence[RankFact], victims: Sequence[RankFact]) -> Located:
     alive = living(evidence)
     waiting = [one for one in alive if one.is_waiting]
     is_attached = any(fact.evidence.is_attached for fact in early)
-    if not victims and not waiting and not is_attached:
+    # All may have left their loop early on purpose, and one of them still writes the result.
+    is_working = any(works_by_itself(one, evidence.window_s) for one in alive) or (evidence.extensions == 0 and alive)
+    if not victims and not waiting and (is_working or not is_attached):
         return Located(
             fault_class="no_fault",
             confidence="likely",

@@ -16,6 +16,7 @@ _STARTUP_CODES = (2, 126, 127)
 """Usage error of an argument parser, command not executable, command not found."""
 STARTUP_LIFE_S = 60.0
 """A bare exit 2 is an argument error only while the script can hardly have begun."""
+_OOM_COUNTED = "the memory cgroup's oom_kill counter rose"
 
 
 class RankFact(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +70,8 @@ def read_rank(
         return RankFact(evidence=rank, fault_class="torn_down", phrase="was ended by midwatch", confidence="weak")
     number = _signal_of(rank.exit_code)
     if number is not None:
-        return _read_signal(rank, number, oom_lines)
-    return _read_exit(rank, rank.exit_code, xid, lived_s)
+        return _read_signal(rank, number, oom_lines, xid)
+    return _with_oom(_read_exit(rank, rank.exit_code, xid, lived_s), oom_lines)
 
 
 def _signal_of(exit_code: int) -> signal.Signals | None:
@@ -84,9 +85,25 @@ def _signal_of(exit_code: int) -> signal.Signals | None:
     return found if exit_code < 0 or is_usual else None
 
 
-def _read_signal(rank: RankEvidence, number: signal.Signals, oom_lines: Mapping[int, str]) -> RankFact:
+def _with_oom(fact: RankFact, oom_lines: Mapping[int, str]) -> RankFact:
+    """A data loader only says that its worker was killed; the kernel says for what."""
+    if fact.fault_class != "data_worker_died":
+        return fact
+    lines = [oom_lines[pid] for pid in wordings.named_pids(fact.message) if pid in oom_lines]
+    if not lines and not (fact.evidence.is_oom_counted and "Killed" in fact.message):
+        return fact
+    return msgspec.structs.replace(
+        fact,
+        fault_class="host_out_of_memory",
+        phrase="lost a data-loading worker that the kernel killed for memory",
+        message="oom kill of a worker",
+        lines=(*(lines or [_OOM_COUNTED]), *fact.lines),
+    )
+
+
+def _read_signal(rank: RankEvidence, number: signal.Signals, oom_lines: Mapping[int, str], xid: str) -> RankFact:
     if number is signal.SIGKILL and (rank.oom_killed or rank.pid in oom_lines):
-        line = oom_lines.get(rank.pid, "the memory cgroup's oom_kill counter rose")
+        line = oom_lines.get(rank.pid, _OOM_COUNTED)
         return RankFact(
             evidence=rank,
             fault_class="host_out_of_memory",
@@ -95,7 +112,7 @@ def _read_signal(rank: RankEvidence, number: signal.Signals, oom_lines: Mapping[
             lines=(line,),
         )
     if number in _CRASHES:
-        return _read_crash(rank, number)
+        return _read_crash(rank, number, xid)
     return RankFact(
         evidence=rank,
         fault_class="killed_outside",
@@ -105,7 +122,7 @@ def _read_signal(rank: RankEvidence, number: signal.Signals, oom_lines: Mapping[
     )
 
 
-def _read_crash(rank: RankEvidence, number: signal.Signals) -> RankFact:
+def _read_crash(rank: RankEvidence, number: signal.Signals, xid: str) -> RankFact:
     mismatch = wordings.mismatch_line(rank.stderr_tail) if number is signal.SIGABRT else ""
     if mismatch:
         # It noticed; whether it went astray itself or its peer did, its own words do not say.
@@ -117,12 +134,23 @@ def _read_crash(rank: RankEvidence, number: signal.Signals) -> RankFact:
             lines=(mismatch,),
             confidence="weak",
         )
-    victim = wordings.communication_line(rank.stderr_tail) if number is signal.SIGABRT else ""
+    if number is signal.SIGABRT and (reason := wordings.abort_reason(rank.stderr_tail)) is not None:
+        fault_class, line = reason
+        return RankFact(
+            evidence=rank,
+            fault_class=fault_class,
+            phrase=f"aborted: {line}",
+            message=line,
+            lines=(*((xid,) if xid and fault_class == "gpu_error" else ()), line),
+        )
+    victim = _victim_line(rank, number)
     if victim:
         return RankFact(
             evidence=rank,
             fault_class="peers_lost",
-            phrase="was aborted by the communication watchdog",
+            phrase="was aborted by the communication watchdog"
+            if number is signal.SIGABRT
+            else "crashed when it had lost its peers",
             message="watchdog",
             lines=(victim,),
         )
@@ -145,12 +173,30 @@ def _read_crash(rank: RankEvidence, number: signal.Signals) -> RankFact:
     )
 
 
+def _victim_line(rank: RankEvidence, number: signal.Signals) -> str:
+    """What shows that a crash was only the end of a rank that had lost its peers; empty for a crash of its own."""
+    raised = tracebacks.find_raised(rank.stderr_tail)
+    is_uncaught = raised is not None and bool(raised.frames) and raised.frames[-1].function == "<module>"
+    if raised is not None and is_uncaught and wordings.classify_raised(raised) == "peers_lost":
+        return raised.line  # libraries that take themselves down among broken connections crash now and then
+    return wordings.communication_line(rank.stderr_tail) if number is signal.SIGABRT else ""
+
+
 def _read_exit(rank: RankEvidence, code: int, xid: str, lived_s: float | None) -> RankFact:
     raised = tracebacks.raised_from_error_file(rank.error_file) if rank.error_file else None
     if raised is None and code not in _STARTUP_CODES[1:]:
         raised = tracebacks.find_raised(rank.stderr_tail)
-    if raised is not None and (code == 1 or rank.error_file):
+    if raised is not None and (code == 1 or rank.error_file or tracebacks.is_last_word(rank.stderr_tail)):
         return _read_raised(rank, raised, xid)
+    blamed = wordings.surroundings_line(rank.stderr_tail) if code in _STARTUP_CODES[1:] else ""
+    if blamed:
+        return RankFact(
+            evidence=rank,
+            fault_class="environment_error",
+            phrase="could not be started",
+            message=blamed,
+            lines=(blamed,),
+        )
     startup = wordings.startup_line(rank.stderr_tail)
     is_early = rank.step is None and (lived_s is None or lived_s < STARTUP_LIFE_S)
     if is_early and (code in _STARTUP_CODES or (startup and "No module named" in startup)):

@@ -38,7 +38,7 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True):
 
 def quote(line: str) -> str:
     """A foreign line as evidence: one line, bounded, nothing a terminal would obey."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in line).split())
+    line = " ".join("".join(c if c.isprintable() else " " for c in line[: 4 * LINE_LENGTH]).split())
     return line if len(line) <= LINE_LENGTH else line[: LINE_LENGTH - 1] + "…"
 
 

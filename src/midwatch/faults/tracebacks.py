@@ -14,9 +14,11 @@ from midwatch.faults.wordings import is_communication
 
 DETAIL_LINES = 12
 """Of a message of several lines, so much is read."""
+_LAST_LINES = 5
+"""Behind a traceback: what a script still says when it has given up."""
 
 _HEADER = re.compile(r"^\s*(?:Original )?Traceback \(most recent call last\):\s*$")
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:,)? in (?P<function>.+?)\s*$')
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d{1,9}),? in (?P<function>\S.*)$')
 _EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.]*?)(?:: (?P<message>.*))?$")
 _CHAIN = (
     "During handling of the above exception, another exception occurred:",
@@ -82,7 +84,7 @@ def _read_traceback(lines: list[str], at: int, *, is_chained: bool) -> tuple[Rai
         line = lines[at]
         match = _FRAME.match(line)
         if match:
-            frames.append(Frame(function=match["function"], file=match["file"], line=int(match["line"])))
+            frames.append(_frame(match))
         elif line and not line[0].isspace():
             break
         at += 1
@@ -104,6 +106,10 @@ def _read_traceback(lines: list[str], at: int, *, is_chained: bool) -> tuple[Rai
     return raised, end
 
 
+def _frame(match: re.Match[str]) -> Frame:
+    return Frame(function=match["function"].rstrip(), file=match["file"], line=int(match["line"]))
+
+
 def _is_detail(line: str) -> bool:
     return bool(line.strip()) and line.strip() not in _CHAIN and not _HEADER.match(line)
 
@@ -115,6 +121,16 @@ def ends_uncaught(lines: Sequence[str]) -> bool:
     """
     last = next((line for line in reversed(lines) if line.strip()), "")
     return PREFIX.match(last) is not None and any(_HEADER.match(line) for line in plain(lines))
+
+
+def is_last_word(lines: Sequence[str]) -> bool:
+    """The log ends with a traceback: it is why the process ended, whatever code it ended with."""
+    text = plain(lines)
+    starts = [at for at, line in enumerate(text) if _HEADER.match(line)]
+    if not starts:
+        return False
+    raised, end = _read_traceback(text, starts[-1] + 1, is_chained=False)
+    return raised is not None and sum(bool(line.strip()) for line in text[end:]) <= _LAST_LINES
 
 
 def raised_from_error_file(content: dict[str, Any]) -> Raised | None:
@@ -155,7 +171,7 @@ def _fatal_frames(lines: list[str]) -> tuple[Frame, ...]:
             continue
         match = _FRAME.match(line)
         if is_inside and match:
-            frames.append(Frame(function=match["function"], file=match["file"], line=int(match["line"])))
+            frames.append(_frame(match))
         elif is_inside and frames and not line.strip():
             break
     return tuple(frames)

@@ -76,6 +76,8 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes read and written between the two samples, its children's included."""
     state_s: float | None = None
     """How long it has been in ``proc_state`` without a break."""
+    disk_wait: bool = False
+    """At both samples one of its threads or children was in the kernel for a disk or a mount."""
     stands_still: bool | None = None
     """Its main thread has not run for longer than it ever rests; None where nobody looked."""
     steps_advanced: int = 0
@@ -87,6 +89,8 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The torchelastic error file, decoded, where the script writes one."""
     oom_killed: bool = False
     """The kernel log or the cgroup's counters say this pid was OOM-killed."""
+    is_oom_counted: bool = False
+    """Some process in its memory cgroup was OOM-killed since the attempt began."""
     counts: tuple[CollectiveCount, ...] = ()
     """The newest counts of each group, oldest first; empty where nobody counts."""
     calls: tuple[CollectiveCall, ...] = ()
@@ -119,6 +123,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     window_s: float = 0.5
     """Between the first and the last sample; what ``cpu_delta_s`` is measured against."""
     lost_nodes: tuple[str, ...] = ()
+    lost_ranks: tuple[int, ...] = ()
+    """Ranks whose own agent is gone while other agents of their node are there (one agent a rank)."""
     nodes_total: int = 1
     history: tuple[tuple[str, int | None], ...] = ()
     """(fingerprint, step) of earlier incidents since the last progress, oldest first."""
@@ -152,6 +158,9 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     weight: float
     """0..1; the weights of one verdict's suspects add up to at most 1."""
     reasons: tuple[str, ...]
+    fault_class: str = ""
+    """Of its own failure, where that is another one than the verdict names; a failure of another kind does not share
+    the verdict's cause."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,3 +192,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None
     evidence: tuple[str, ...]
     """The lines and facts the verdict rests on, best first."""
+    advice: str = ""
+    """What to do next, where somebody else does it: the outside launcher, or who configures it."""
+    exclude: tuple[str, ...] = ()
+    """Nodes that the next start should leave out, where midwatch cannot do so itself."""

@@ -37,11 +37,18 @@ _GPU = re.compile(
     r"CUDA error: (?!out of memory|device-side assert)|uncorrectable (?:NVLink|ECC) error|CUDA driver error"
     r"|unspecified launch failure|GPU is lost|cudaError(?!MemoryAllocation)"
 )
+_IN_PASSING = re.compile(r"\[W\d.*socket\.cpp|^\[?I\d{3,}|^\[I\d")
+"""Torch looks for addresses and waits for its store to come up, and warns of each try that did not succeed."""
+_UNCAUGHT = re.compile(
+    r"(?:what\(\):|terminated with exception:|terminate called after throwing an instance of)\s*(?P<text>.*)"
+)
+_ASSERTION = re.compile(r"device-side assert")
 _WORKER_DIED = re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed by signal|exited unexpectedly)")
 _SURROUNDINGS = re.compile(
     r"No space left on device|Disk quota exceeded|Input/output error|Stale file handle|Read-only file system"
     r"|Too many open files|Address already in use|Name or service not known|Temporary failure in name resolution"
     r"|Connection refused|Network is unreachable|Connection timed out|Max retries exceeded|Transport endpoint"
+    r"|Resource temporarily unavailable"
 )
 _SURROUNDING_TYPES = (
     "ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "ConnectionAbortedError", "TimeoutError",
@@ -49,8 +56,10 @@ _SURROUNDING_TYPES = (
 )  # fmt: skip
 _STARTUP_TYPES = ("ModuleNotFoundError", "ImportError", "SyntaxError", "IndentationError", "TabError")
 _STARTUP = re.compile(r"^usage: |: error: |can't open file '|No module named |command not found|: not found$")
-_OOM_KILL = re.compile(r"(?:Killed process|Kill process|oom-kill:.*\bpid=|oom_reaper: reaped process) ?(?P<pid>\d+)")
-_XID = re.compile(r"NVRM: Xid .*?: (?P<xid>\d+)")
+_OOM_KILL = re.compile(
+    r"(?:Killed process|Kill process|oom-kill:.*\bpid=|oom_reaper: reaped process) ?(?P<pid>\d{1,9})"
+)
+_XID = re.compile(r"NVRM: Xid .*?: (?P<xid>\d{1,4})\b")
 
 
 def is_communication(raised: Raised) -> bool:
@@ -69,8 +78,47 @@ def says_communication(text: str) -> bool:
 
 
 def communication_line(lines: Sequence[str]) -> str:
-    """The last line that speaks of a lost peer or a communication time-out; empty when none does."""
-    return next((quote(line) for line in reversed(plain(lines)) if says_communication(line)), "")
+    """The last line that speaks of a lost peer or a communication time-out; empty when none does.
+
+    What is said in passing does not count, nor what this rank says of its own device.
+    """
+    own = (_IN_PASSING, _GPU, _NOT_A_VICTIM)
+    spoken = (line for line in reversed(plain(lines)) if not any(pattern.search(line) for pattern in own))
+    return next((quote(line) for line in spoken if says_communication(line)), "")
+
+
+def abort_reason(lines: Sequence[str]) -> tuple[str, str] | None:
+    """(fault class, line) where a process that aborted said why; None where it did not, or only of its peers.
+
+    What C++ did not catch is told by ``what():``; what a thread of NCCL found is told by its watchdog, which aborts for
+    the rank's own errors as well as for its peers'.
+    """
+    for line in reversed(plain(lines)):
+        found = _UNCAUGHT.search(line)
+        if found is None:
+            continue
+        text = found["text"]
+        if _GPU_MEMORY.search(text):
+            return "gpu_out_of_memory", quote(line)
+        if _HOST_MEMORY.search(line):
+            return "memory_error", quote(line)
+        if _GPU.search(text):
+            return "gpu_error", quote(line)
+        if _ASSERTION.search(text):
+            return "user_exception", quote(line)
+    return None
+
+
+def surroundings_line(lines: Sequence[str]) -> str:
+    """The last line that blames the machine: its disk, its memory, its limits; empty when none does."""
+    blaming = (line for line in reversed(plain(lines)) if _SURROUNDINGS.search(line) or _HOST_MEMORY.search(line))
+    return next((quote(line) for line in blaming), "")
+
+
+def named_pids(text: str) -> tuple[int, ...]:
+    """The processes that a data loader says have died."""
+    found = _WORKER_DIED.search(text)
+    return tuple(int(number) for number in re.findall(r"\d{1,9}", found[0])) if found else ()
 
 
 def mismatch_line(lines: Sequence[str]) -> str:

@@ -105,12 +105,13 @@ def _decode(image: bytes, flags: Flag) -> Slot:
     resumed_step, verified, has_resumed, digest, config_hash, custom = SELDOM.unpack_from(image, 0)
     often = OFTEN.unpack_from(image + bytes(8), OFTEN_AT - SELDOM_AT)
     step, beats, done, beat_ns, phase_ns, long_ns, pid, attempt, phase, state, _ = often
-    label = PHASES[phase]
+    # A rank that wrote over its memory must not take the agent with it.
+    label = PHASES[phase] if phase < len(PHASES) else "step"
     name = custom.rstrip(b"\0").decode(errors="replace")
     return Slot(
         pid=pid,
         attempt=attempt,
-        state=STATES[state],
+        state=STATES[state] if state < len(STATES) else "running",
         step=_step(step) if beats else None,
         beats=beats,
         steps_done=done,

@@ -189,7 +189,7 @@ class PulseWriter:
         custom = next((name for number, name in self._stack if PHASES[number] == "custom"), "")
         seq = self._seq = self._seq + 1
         HEAD.pack_into(self._map, self._base, seq)
-        label = custom.encode()[:24]
+        label = custom.encode(errors="replace")[:24]
         SELDOM.pack_into(
             self._map, self._base + SELDOM_AT, step, self._verified, has_resumed, digest, config_hash, label
         )

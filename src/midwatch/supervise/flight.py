@@ -25,6 +25,8 @@ from midwatch.faults import MAX_FLIGHT_BYTES, CollectiveCall, FlightError, read_
 ANSWER_S: Final = 3.0
 """The recorder's thread looks at its pipe once a second, then writes some megabytes."""
 _LOOK_S: Final = 0.05
+_READ_S: Final = 1.0
+"""For what was written in the last moment."""
 _BUFFER: Final = "2000"
 """Calls kept by each rank, PyTorch's own default; said aloud, because the pipe is opened only where it was said."""
 _SIZE_NAMES: Final = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
@@ -81,7 +83,8 @@ async def collect(
     since_ns = SYSTEM_CLOCK.wall_ns()
     asked = {one.rank for one in files if is_asking and _ask(one.pipe)}
     end = min(end, time.monotonic() + ANSWER_S)
-    results = await asyncio.gather(*(_await(one, since_ns if one.rank in asked else None, end) for one in files))
+    turns = asyncio.Semaphore(1)
+    results = await asyncio.gather(*(_await(one, since_ns if one.rank in asked else None, end, turns) for one in files))
     calls = {one.rank: found for one, (found, _) in zip(files, results, strict=True) if found}
     return calls, tuple(remark for _, remark in results if remark)
 
@@ -104,24 +107,48 @@ def _ask(pipe: Path) -> bool:
         os.close(fd)
 
 
-async def _await(files: FlightFiles, since_ns: int | None, end: float) -> tuple[tuple[CollectiveCall, ...], str]:
+async def _await(
+    files: FlightFiles, since_ns: int | None, end: float, turns: asyncio.Semaphore
+) -> tuple[tuple[CollectiveCall, ...], str]:
     """A fresh file where one was asked for, any file where not; the old one is better than none."""
     remark = ""
     while True:
         is_last = since_ns is None or time.monotonic() >= end
-        data = _read(files.dump, 0 if is_last or since_ns is None else since_ns)
-        if data is not None:
-            try:
-                # In a thread: some tenths of a second of work for megabytes, while ranks are to be watched.
-                return await asyncio.to_thread(read_flight, data), ""
-            except FlightError as error:
-                # Written at this moment, perhaps.
-                remark = f"rank {files.rank}: flight recorder's file refused ({error})"
-        elif since_ns is not None:
-            remark = f"rank {files.rank}: the flight recorder was asked and wrote nothing in time"
+        try:
+            calls = await _read_in_turn(files.dump, 0 if is_last or since_ns is None else since_ns, end, turns)
+            if calls is not None:
+                return calls, ""
+            if since_ns is not None:
+                remark = f"rank {files.rank}: the flight recorder was asked and wrote nothing in time"
+        except FlightError as error:
+            # Written at this moment, perhaps.
+            remark = f"rank {files.rank}: flight recorder's file refused ({error})"
+        except TimeoutError:
+            return (), f"rank {files.rank}: flight recorder's file could not be read in time"
         if is_last:
             return (), remark
         await asyncio.sleep(min(_LOOK_S, max(0.0, end - time.monotonic())))
+
+
+async def _read_in_turn(
+    path: Path, since_ns: int, end: float, turns: asyncio.Semaphore
+) -> tuple[CollectiveCall, ...] | None:
+    """None where there is no such file.
+
+    One after the other, for each may take a hundred megabytes of memory for a moment; in a thread, for it is some
+    tenths of a second of work on storage that may be slow, while ranks are to be watched.
+
+    Raises:
+        FlightError: It is not what it should be.
+        TimeoutError: So much later than ``end`` it was still not read.
+    """
+    async with asyncio.timeout_at(asyncio.get_running_loop().time() + end - time.monotonic() + _READ_S), turns:
+        return await asyncio.to_thread(_read_calls, path, since_ns)
+
+
+def _read_calls(path: Path, since_ns: int) -> tuple[CollectiveCall, ...] | None:
+    data = _read(path, since_ns)
+    return None if data is None else read_flight(data)
 
 
 def _read(path: Path, since_ns: int) -> bytes | None:

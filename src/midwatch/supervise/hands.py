@@ -19,6 +19,7 @@ from midwatch.pulse import Flag
 from midwatch.supervise.chat import Console
 from midwatch.supervise.kernel import KernelLog
 from midwatch.supervise.late import views_after_the_end
+from midwatch.supervise.lessons import Lessons
 from midwatch.supervise.messages import ProbeResult
 from midwatch.supervise.outbox import Outbox
 from midwatch.supervise.parking import Parking
@@ -47,7 +48,8 @@ from midwatch.supervise.wire import (
     StopLocal,
 )
 
-_NOT_STARTED: Final = 127
+_NOT_STARTED: Final = 71
+"""EX_OSERR: it was the machine, not the script."""
 _LATE_WAIT_S: Final = 1.0
 """At the end of a run, for what is collected behind the last judgement; the ranks are gone already."""
 _OURS: Final = ("MIDWATCH_", "TORCHELASTIC_")
@@ -82,6 +84,7 @@ class Hands:
         places = (("disk.low", Path(setup.run_dir)), ("disk.low", Path(tempfile.gettempdir())), ("shm.low", SHM))
         self._space = SpaceWatch(places, config.detect.low_disk_mb)
         self._sampler = Sampler(setup.node, KernelLog())
+        self._lessons: Lessons | None = None
         self._parking = Parking(setup, self._say, self._sampler.helpers) if is_warm else None
 
     @property
@@ -104,8 +107,14 @@ class Hands:
         if self._attempt is not None:
             self._attempt.poll(now_ns)
             self._mind_logs(self._attempt)
+            self._mind_lessons(self._attempt, now_ns)
             if self._parking is not None:
                 self._parking.look(self._attempt, now_ns)
+
+    def _mind_lessons(self, attempt: LocalAttempt, now_ns: int) -> None:
+        if self._lessons is not None and self._lessons.is_due(now_ns):
+            attempt.teach()
+            self._lessons.keep(now_ns)
 
     def _mind_logs(self, attempt: LocalAttempt) -> None:
         if attempt.logs.is_disk_full and attempt.number not in self._full:
@@ -172,7 +181,10 @@ class Hands:
         if order.group_rank == 0 and order.master_port == self.port.number:
             self.port.release()
             self.port = ReservedPort()
-        self._attempt = LocalAttempt(self.setup, order, self._config, self._outbox.put)
+        if self._lessons is None:
+            # By now the node has its name.
+            self._lessons = Lessons(Path(self.setup.run_dir) / "supervisor" / f"learned-{self.setup.node}.json")
+        self._attempt = LocalAttempt(self.setup, order, self._config, self._outbox.put, self._lessons)
         try:
             self._attempt.launch(_base_environment(), self._parking.parked if self._parking else None)
         except MidwatchError as error:
@@ -236,6 +248,7 @@ class Hands:
 
     async def _end(self, grace_s: float) -> None:
         attempt = self._live
+        attempt.teach()
         if self._teardown is not None:
             self._teardown.shorten(grace_s)
             while self._attempt is attempt:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 _KMSG: Final = Path("/dev/kmsg")
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_LOOK_NS: Final = 250_000_000
 _MAX_LINES: Final = 400
 """Per incident; a kernel that says more than this repeats itself."""
+_SLACK_NS: Final = 1_000_000_000
 _OOM_LINE: Final = re.compile(r"(?:Killed process|oom_reaper: reaped process) (\d+)")
 
 
@@ -31,7 +36,7 @@ class KernelLog:
             self.remark = f"kernel log not readable: {error.strerror}"
             return []
         try:
-            return self._read(fd, since_ns // 1000)[-_MAX_LINES:]
+            return self._read(fd, (_on_kernel_clock(since_ns) - _SLACK_NS) // 1000)[-_MAX_LINES:]
         finally:
             os.close(fd)
 
@@ -54,6 +59,12 @@ class KernelLog:
                 found.append(line)
 
 
+def _on_kernel_clock(mono_ns: int) -> int:
+    """The kernel stamps its lines by a clock that nobody corrects: after weeks the two are minutes apart."""
+    raw_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+    return raw_ns - (time.monotonic_ns() - mono_ns)
+
+
 def _parse(record: bytes, since_us: int) -> str:
     head, _, text = record.decode(errors="replace").partition(";")
     fields = head.split(",")
@@ -67,30 +78,77 @@ def oom_victims(lines: list[str]) -> set[int]:
     return {int(match[1]) for line in lines for match in _OOM_LINE.finditer(line)}
 
 
-def oom_kill_count(pid: int) -> int | None:
-    """OOM kills so far in the memory cgroup of a process (version 1 or 2); None where there is no such counter."""
-    for path in _counter_files(pid):
-        try:
-            text = path.read_text()
-        except OSError:
-            continue
-        match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
-        if match:
-            return int(match[1])
-    return None
+class OomCount:
+    """Counts OOM kills in the ranks' memory cgroups (version 1 or 2).
+
+    Version 1 counts a kill in the victim's own group alone, and a rank may be in another one than we; a dead process
+    does not tell any more where it was. So each rank's group is looked up while it lives.
+
+    Args:
+        files_of: Where the counters of a process may be.
+    """
+
+    def __init__(self, files_of: Callable[[int], list[Path]] | None = None) -> None:
+        self._files_of = files_of or _files_of
+        self._base: dict[Path, int] = {}
+        """What each counter showed when it was met."""
+        self._files: dict[int, Path] = {}
+        self._looked_ns: int | None = None
+        self._meet(os.getpid())
+
+    def look(self, pids: Mapping[int, int], now_ns: int) -> None:
+        """Where the living ranks are now.
+
+        Args:
+            pids: By rank.
+            now_ns: Monotonic; more often than four times a second nothing is done.
+        """
+        if self._looked_ns is not None and now_ns - self._looked_ns < _LOOK_NS:
+            return
+        self._looked_ns = now_ns
+        for rank, pid in pids.items():
+            if (path := self._meet(pid)) is not None:
+                self._files[rank] = path
+
+    def has_risen(self, rank: int) -> bool:
+        """A process of this rank's group was killed for memory since it was met; of ours, where that is not known."""
+        path = self._files.get(rank) or next(iter(self._base), None)
+        count = None if path is None else _read_count(path)
+        return path is not None and count is not None and count > self._base[path]
+
+    def _meet(self, pid: int) -> Path | None:
+        for path in self._files_of(pid):
+            if path in self._base:
+                return path
+            if (count := _read_count(path)) is not None:
+                self._base[path] = count
+                return path
+        return None
 
 
-def _counter_files(pid: int) -> list[Path]:
+def _read_count(path: Path) -> int | None:
     try:
-        groups = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        match = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(match[1]) if match else None
+
+
+def _files_of(pid: int) -> list[Path]:
+    try:
+        return counter_files(Path(f"/proc/{pid}/cgroup").read_text())
     except OSError:
         return []
+
+
+def counter_files(groups: str, root: Path = _CGROUPS) -> list[Path]:
+    """Where the counter of a process may be, by the lines of its ``/proc/PID/cgroup``."""
     files: list[Path] = []
-    for line in groups:
-        _, controllers, path = line.split(":", 2)
+    for line in groups.splitlines():
+        number, controllers, path = [*line.split(":", 2), "", ""][:3]
         relative = path.lstrip("/")
-        if controllers == "":
-            files.append(Path("/sys/fs/cgroup") / relative / "memory.events")
+        if number == "0" and not controllers:
+            files.append(root / relative / "memory.events")
         elif "memory" in controllers.split(","):
-            files.append(Path("/sys/fs/cgroup/memory") / relative / "memory.oom_control")
+            files.append(root / "memory" / relative / "memory.oom_control")
     return files

@@ -58,4 +58,5 @@ def _completed(rank: RankEvidence, late: RankEvidence | None) -> RankEvidence:
         stderr_tail=late.stderr_tail or rank.stderr_tail,
         error_file=late.error_file if late.error_file is not None else rank.error_file,
         oom_killed=late.oom_killed or rank.oom_killed,
+        calls=late.calls or rank.calls,
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -13,22 +13,23 @@ from pathlib import Path
 from typing import Final
 
 from midwatch.config import WatchConfig
-from midwatch.core import SuperviseError
+from midwatch.core import StorageError, SuperviseError
 from midwatch.faults import CollectiveCount
 from midwatch.pulse import Flag, PulseReader, Slot, SlotFile
-from midwatch.supervise.activity import NOTHING, Activity, activity
+from midwatch.supervise.activity import Activity, activity
 from midwatch.supervise.desync import CountComparer, Milestones
 from midwatch.supervise.flight import files_of
-from midwatch.supervise.kernel import oom_kill_count
+from midwatch.supervise.kernel import OomCount
+from midwatch.supervise.lessons import Lessons
 from midwatch.supervise.logcap import LogCap
-from midwatch.supervise.procs import SHM, read_stat
+from midwatch.supervise.procs import SHM, read_stat, sweep_shm
 from midwatch.supervise.sample import RankView
 from midwatch.supervise.spawn import NodeSetup, log_paths, open_output, rank_environment, start_rank
 from midwatch.supervise.stragglers import OwnTime
 from midwatch.supervise.waiting import ExitWatch
 from midwatch.supervise.warm import ForkedRank, Parked
 from midwatch.supervise.watch import RankWatch
-from midwatch.supervise.wire import Exited, Fact, RankStatus, StartRanks, Suspected
+from midwatch.supervise.wire import Exited, Fact, RankStatus, StartRanks, Suspected, Warned
 from midwatch.supervise.zero_code import Look, StandstillWatch, main_thread_ns
 
 _NOT_STARTED: Final = 127
@@ -75,9 +76,12 @@ class LocalAttempt:
         start: What the coordinator ordered.
         config: When silence is suspicious.
         tell: Called with each fact, in order.
+        lessons: What earlier attempts taught.
     """
 
-    def __init__(self, setup: NodeSetup, start: StartRanks, config: WatchConfig, tell: Callable[[Fact], None]) -> None:
+    def __init__(
+        self, setup: NodeSetup, start: StartRanks, config: WatchConfig, tell: Callable[[Fact], None], lessons: Lessons
+    ) -> None:
         self.setup = setup
         self.start = start
         self.number = start.attempt
@@ -92,10 +96,12 @@ class LocalAttempt:
         self._pulse_path = SHM / f"midwatch-{setup.tag}-a{start.attempt:04d}"
         self.is_warm = False
         """Its ranks were forked from the parked process."""
-        self._comparer = CountComparer(start.attempt) if config.detect.collectives else None
+        self._lessons = lessons
+        self._is_recalled = False
+        self._comparer = CountComparer(start.attempt, lessons.lockstep) if config.detect.collectives else None
         self._milestones = Milestones()
         self.logs = LogCap(setup.log_limit_mb)
-        self._oom_base = oom_kill_count(os.getpid())
+        self._oom = OomCount()
         run_dir = Path(setup.run_dir)
         self.ranks = [
             RankProc(
@@ -114,10 +120,8 @@ class LocalAttempt:
             base: The environment that the ranks' own is added to.
             parked: Ranks are forked from it if it is ready.
         """
-        path = self._pulse_path
-        path.unlink(missing_ok=True)
-        self._slots = SlotFile.create(path, len(self.ranks), attempt=self.number)
-        self._reader = PulseReader(path, file=self._slots)
+        self._slots = self._make_slots()
+        self._reader = PulseReader(self._pulse_path, file=self._slots)
         self._base = dict(base)
         self._fork(parked)
         for proc in self.ranks:
@@ -126,6 +130,17 @@ class LocalAttempt:
             if proc.process is not None:
                 proc.exit_watch = ExitWatch(proc.pid, lambda proc=proc: self._reap(proc))
         self._keep_logs()
+
+    def _make_slots(self) -> SlotFile:
+        """In shared memory; where that is full, on the local disk: the ranks may do without what fills it."""
+        self._pulse_path.unlink(missing_ok=True)
+        try:
+            return SlotFile.create(self._pulse_path, len(self.ranks), attempt=self.number)
+        except StorageError as error:
+            self._tell(Warned(what="shm.low", sentence=f"{error.message}; taking {tempfile.gettempdir()} instead"))
+            self._pulse_path = Path(tempfile.gettempdir()) / self._pulse_path.name
+            self._pulse_path.unlink(missing_ok=True)
+            return SlotFile.create(self._pulse_path, len(self.ranks), attempt=self.number)
 
     def _keep_logs(self) -> None:
         self.logs.look(path for proc in self.ranks for path in (proc.out, proc.err))
@@ -173,20 +188,38 @@ class LocalAttempt:
 
     def poll(self, now_ns: int) -> None:
         """Look at every living rank once and tell what is new."""
-        self._compare_counts()
         self._keep_logs()
         looks: dict[int, Look] = {}
+        self._oom.look({proc.rank: proc.pid for proc in self.ranks if proc.is_alive}, now_ns)
         for proc in self.ranks:
             if not proc.is_alive or self.is_stopping:
                 continue
-            stat = read_stat(proc.pid)
-            for fact in proc.watch.feed(self.slot(proc), stat.state if stat else "?", now_ns):
+            stat, slot = read_stat(proc.pid), self.slot(proc)
+            self._recall(slot)
+            for fact in proc.watch.feed(slot, stat.state if stat else "?", now_ns):
                 self._tell(fact)
             ran_ns, queued_ns = main_thread_ns(proc.pid)
-            proc.own_time.feed(self.slot(proc), ran_ns, now_ns)
+            proc.own_time.feed(slot, ran_ns, now_ns)
             looks[proc.rank] = Look(ran_ns, _written(proc), stat.state if stat else "?", queued_ns)
+        # Behind the recall: which groups are trusted is known by then.
+        self._compare_counts()
         if looks:
             self._look_for_standstill(looks, now_ns)
+
+    def _recall(self, slot: Slot) -> None:
+        """What was learned of this configuration, once the first rank says which one it is."""
+        if self._is_recalled or not slot.has_resumed:
+            return
+        self._is_recalled = True
+        times = self._lessons.open(slot.config_hash, self.start.world_size)
+        for proc in self.ranks:
+            proc.watch.recall(times.get(str(proc.local_rank), ()))
+
+    def teach(self) -> None:
+        """Hand on what was learned."""
+        if self._is_recalled:
+            for proc in self.ranks:
+                self._lessons.note(proc.local_rank, proc.watch.taught())
 
     def _compare_counts(self) -> None:
         if self._comparer is None or self._reader is None or self.is_stopping:
@@ -243,8 +276,8 @@ class LocalAttempt:
                 )
             )
 
-    def _activity(self) -> Activity:
-        return sum((activity(proc.pid) for proc in self.ranks if proc.is_alive), NOTHING)
+    def _activity(self) -> dict[int, Activity]:
+        return {proc.rank: activity(proc.pid) for proc in self.ranks if proc.is_alive}
 
     def set_flag(self, flag: Flag) -> None:
         assert self._reader is not None
@@ -295,6 +328,8 @@ class LocalAttempt:
         if self._slots is not None:
             self._slots.unlink()
             self._slots.close()
+        if self._pulse_path.parent != SHM:
+            sweep_shm(self._pulse_path.name, self._pulse_path.parent)  # what else lies beside the slots
 
     def _reap(self, proc: RankProc) -> None:
         assert proc.process is not None
@@ -314,7 +349,6 @@ class LocalAttempt:
             callback()
 
     def _view(self, proc: RankProc) -> RankView:
-        count = oom_kill_count(os.getpid())
         return RankView(
             rank=proc.rank,
             pid=proc.pid,
@@ -323,7 +357,7 @@ class LocalAttempt:
             exit_mono_ns=proc.exited.mono_ns if proc.exited else None,
             signalled_by_us=proc.signalled_by_us,
             is_overdue=proc.watch.is_overdue,
-            is_oom_counted=count is not None and self._oom_base is not None and count > self._oom_base,
+            is_oom_counted=self._oom.has_risen(proc.rank),
             err_path=proc.err,
             error_path=proc.error,
             flight=files_of(self.environment(proc)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
@@ -16,10 +15,11 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from midwatch.config import redact, redact_text
+from midwatch.config import redact_text
 from midwatch.faults.types import CollectiveCount, Frame, RankEvidence
 from midwatch.pulse import Slot
-from midwatch.supervise.activity import NOTHING, Activity, activity
+from midwatch.supervise.activity import NOTHING, Activity, activity, waits_for_disk
+from midwatch.supervise.error_file import read_error_file
 from midwatch.supervise.flight import ANSWER_S, FlightFiles, collect
 from midwatch.supervise.kernel import KernelLog, oom_victims
 from midwatch.supervise.last_words import read_tail
@@ -27,8 +27,9 @@ from midwatch.supervise.procs import read_stat
 from midwatch.supervise.waiting import wait_process
 from midwatch.supervise.wire import Sampled, SampleRanks
 
-_ERROR_FILE_BYTES: Final = 1024 * 1024
 _STACK_FRAMES: Final = 100
+_KILLED: Final = (-9, 137)
+"""By SIGKILL, also where a shell between us and the script tells of it."""
 Stack = tuple[Frame, ...]
 
 
@@ -58,6 +59,7 @@ class _Look(msgspec.Struct, frozen=True, kw_only=True):
     slot: Slot
     state: str = "?"
     done: Activity | None = None
+    disk_wait: bool = False
     wchan: str = ""
     stack: Stack = ()
     remark: str = ""
@@ -92,7 +94,9 @@ class Sampler:
         first_at, views = time.monotonic(), reread()
         # Where training stands still anyway nobody waits for a list: those that are there already are read.
         is_asking = order.cap_s > ANSWER_S and not order.is_quick
-        flight = asyncio.create_task(collect([view.flight for view in views], end, is_asking=is_asking))
+        # Where an answer is wanted at once they are left for later: an exit is judged without them.
+        listed = [] if order.is_quick and not order.is_late else [view.flight for view in views]
+        flight = asyncio.create_task(collect(listed, end, is_asking=is_asking))
         # Before anybody is looked at, which makes a thread run for a moment.
         still = {view.rank: view.stands_still for view in views}
         first = await self._look_all(views, end, has_stacks=not order.is_quick)
@@ -140,6 +144,7 @@ class Sampler:
             slot=view.slot,
             state=stat.state if stat.state in "RSDTZXI" else "?",
             done=activity(view.pid),
+            disk_wait=waits_for_disk(view.pid),
             wchan=wchan if wchan != "0" else "",
             stack=stack,
             remark=remark,
@@ -181,26 +186,16 @@ def parse_stack(document: bytes, pid: int) -> Stack:
         threads = json.loads(document)
         main = next(t for t in threads if t.get("thread_name") == "MainThread" or t.get("os_thread_id") == pid)
         frames = [Frame(str(f["name"]), str(f["filename"]), int(f["line"])) for f in main["frames"]]
-    except (ValueError, TypeError, KeyError, StopIteration, AttributeError):
+    except (ValueError, TypeError, KeyError, StopIteration, AttributeError, RecursionError):
         return ()
     return tuple(frames[:_STACK_FRAMES])
-
-
-def read_error_file(path: Path) -> dict[str, Any] | None:
-    """The torchelastic error file, secrets hidden; None when there is none or it is not a JSON object."""
-    with contextlib.suppress(OSError, ValueError):
-        with path.open("rb") as file:
-            value = json.loads(file.read(_ERROR_FILE_BYTES))
-        if isinstance(value, dict):
-            return cast("dict[str, Any]", redact(value))
-    return None
 
 
 def _evidence(node: str, view: RankView, looks: Sequence[_Look], oom: set[int]) -> RankEvidence:
     first, last, slot = looks[0], looks[-1], view.slot
     has_two = len(looks) > 1 and first.done is not None and last.done is not None
     then, now = first.done or NOTHING, last.done or NOTHING
-    is_killed = view.exit_code == -9 and not view.signalled_by_us
+    is_killed = view.exit_code in _KILLED and not view.signalled_by_us
     return RankEvidence(
         rank=view.rank,
         node=node,
@@ -224,6 +219,8 @@ def _evidence(node: str, view: RankView, looks: Sequence[_Look], oom: set[int]) 
         stderr_tail=read_tail(view.err_path, has_failed=view.exit_code not in (None, 0)),
         error_file=read_error_file(view.error_path),
         oom_killed=is_killed and (view.pid in oom or view.is_oom_counted),
+        is_oom_counted=view.is_oom_counted,
+        disk_wait=has_two and first.disk_wait and last.disk_wait,
         counts=view.counts,
         position=redact_text(view.position),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from midwatch.config import WatchConfig
@@ -37,6 +38,14 @@ class RankWatch:
         self._told_ns: int | None = None
         self._told_progress_ns = 0
         self.is_overdue = False
+
+    def recall(self, times_s: Sequence[float]) -> None:
+        """How long steps took in an earlier attempt of the same work."""
+        self._learner.recall(times_s)
+
+    def taught(self) -> list[float]:
+        """The same, for the next attempt; empty before enough steps."""
+        return self._learner.taught()
 
     def forgive(self, now_ns: int) -> None:
         """The agent itself was not running (suspended, starved): all clocks of silence start again."""
@@ -92,7 +101,7 @@ class RankWatch:
             return self._suspected(slot, dwell_s, STOPPED_DWELL_S)
         if state == "D" and dwell_s >= KERNEL_DWELL_S and silent_s >= KERNEL_DWELL_S:
             return self._suspected(slot, dwell_s, KERNEL_DWELL_S)
-        if not slot.is_attached or slot.attempt != self.attempt:
+        if not slot.is_attached or slot.attempt != self.attempt or silent_s <= self._learner.shortest_s:
             return None
         deadline_s = self._deadline_s(slot)
         if state == "D":

@@ -62,7 +62,7 @@ class StandstillWatch:
         self._last: dict[int, Look] = {}
         self._moved_ns = now_ns
         self._rank_moved_ns: dict[int, int] = {}
-        self._work: tuple[int, Activity] | None = None
+        self._work: tuple[int, Mapping[int, Activity]] | None = None
         """When children and threads were looked at, and what they had done by then."""
         self._wrote_ns = now_ns
         self._writes = Gaps(config)
@@ -84,13 +84,15 @@ class StandstillWatch:
         moved_ns = self._rank_moved_ns.get(rank)
         return None if moved_ns is None else (now_ns - moved_ns) / 1e9 >= self.deadline_s
 
-    def feed(self, looks: Mapping[int, Look], now_ns: int, work: Callable[[], Activity] | None = None) -> float:
+    def feed(
+        self, looks: Mapping[int, Look], now_ns: int, work: Callable[[], Mapping[int, Activity]] | None = None
+    ) -> float:
         """Seconds for which no rank has moved; 0 when one has just now.
 
         Args:
             looks: At all living ranks.
             now_ns: Monotonic.
-            work: What they and their children have done so far, in all; asked once a second while they stand still.
+            work: What each of them and its children have done so far; asked once a second while they stand still.
         """
         before, self._last = self._last, dict(looks)
         looked_ns, self._looked_ns = self._looked_ns, now_ns
@@ -137,7 +139,7 @@ class StandstillWatch:
             self._writes.add((now_ns - self._wrote_ns) / 1e9)
             self._wrote_ns = now_ns
 
-    def _is_working(self, work: Callable[[], Activity] | None, now_ns: int) -> bool:
+    def _is_working(self, work: Callable[[], Mapping[int, Activity]] | None, now_ns: int) -> bool:
         if work is None or now_ns - self._moved_ns < _WORK_NS:
             return False
         if self._work is None:
@@ -149,8 +151,8 @@ class StandstillWatch:
         now = work()
         self._work = now_ns, now
         seconds = (now_ns - since_ns) / 1e9
-        is_busy = now.cpu_s - then.cpu_s >= BUSY_SHARE * seconds
-        return is_busy or now.io_bytes - then.io_bytes >= BUSY_BYTES * seconds
+        # Rank by rank: the keep-alives of many that stand still would add up to work.
+        return any(_is_work(then[rank], now[rank], seconds) for rank in now if rank in then)
 
 
 class Gaps:
@@ -175,6 +177,11 @@ class Gaps:
             robust = max(_MEDIAN_FACTOR * median(self._gaps), _LONGEST_FACTOR * max(self._gaps))
             self._learned = min(max(self._config.floor_s, robust), self._config.phase_timeout_s)
         return self._learned
+
+
+def _is_work(then: Activity, now: Activity, seconds: float) -> bool:
+    is_busy = now.cpu_s - then.cpu_s >= BUSY_SHARE * seconds
+    return is_busy or now.io_bytes - then.io_bytes >= BUSY_BYTES * seconds
 
 
 def _has_moved(before: Look | None, now: Look) -> bool:

@@ -42,7 +42,7 @@ class Signals:
 
     def at_boundary(self) -> Flag:
         """The requests to act on after this step, the same on every rank; each is reported once."""
-        agreed = self._land()
+        agreed = self._await_agreement()
         seen = self._read() & _ASKED
         # The agent's flags stay up until it takes them down: a request is made when one goes up, not while it is up.
         mine = (seen & ~self._seen) | self._own
@@ -55,9 +55,9 @@ class Signals:
 
     def finish(self) -> None:
         """Wait for what is on its way, so that no rank leaves a collective the others are in."""
-        self._land()
+        self._await_agreement()
 
-    def _land(self) -> Flag:
+    def _await_agreement(self) -> Flag:
         if self._flight is None:
             return Flag(0)
         handle, box = self._flight

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FAULT_RANK, FAULT_STEP, STEPS = 1, 40, 80
-EXIT_FAULTS = ("kill9", "segv", "raise", "raise_slowpeer", "exit3", "exit0", "oom_as", "oom_cgroup", "orphan")
 LAUNCHER_FAULTS = ("launcher_kill9", "launcher_term", "launcher_term_stuck")
 HANG_FAULTS = ("sigstop", "hang_sleep", "hang_gil", "hang_hbthread")
 NOBODY_TO_BLAME = ("none", "longpause", *LAUNCHER_FAULTS)
@@ -37,6 +36,24 @@ FAULTS = {
     "mismatch": "one rank skips one all-reduce and trains on (five lines)",
 }
 
+CLASSES = {
+    "kill9": ("killed_outside",),
+    "segv": ("native_crash",),
+    "raise": ("user_exception",),
+    "raise_slowpeer": ("user_exception", "rank_left"),
+    "exit3": ("explicit_exit",),
+    "exit0": ("early_exit",),
+    "oom_as": ("memory_error",),
+    "oom_cgroup": ("host_out_of_memory",),
+    "orphan": ("killed_outside",),
+    "determ": ("user_exception",),
+    "node_agent_kill9": ("agent_lost",),
+    "sigstop": ("frozen",),
+    "mismatch": ("collective_mismatch",),
+    **dict.fromkeys(("hang_sleep", "hang_gil", "hang_hbthread"), ("hang",)),
+}
+"""What each is to be called; of a culprit that takes its time to unwind either is true at its moment."""
+
 
 @dataclass
 class Cell:
@@ -60,6 +77,9 @@ class Cell:
     blamed_node: str | None = None
     confidence: str = ""
     fault_class: str = ""
+    suspects: list[int] = field(default_factory=list)
+    differed_at: int | None = None
+    """The step at which ranks were seen to be out of step."""
     deadline_s: float | None = None
     suspected_s: float | None = None
     confirmed_s: float | None = None
@@ -72,7 +92,13 @@ class Cell:
     def is_culprit_right(self) -> bool:
         if self.fault == "node_agent_kill9":
             return self.blamed is None and bool(self.blamed_node)
+        if self.blamed is None:  # nobody is named, but the guilty one is among few
+            return self.suspects == [FAULT_RANK] or (self.confidence == "weak" and FAULT_RANK in self.suspects)
         return self.blamed == FAULT_RANK
+
+    @property
+    def is_class_right(self) -> bool:
+        return self.fault_class in CLASSES.get(self.fault, (self.fault_class,))
 
 
 def free_port() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from fault_cells import HANG_FAULTS, NOBODY_TO_BLAME, Cell
+from fault_cells import FAULT_STEP, HANG_FAULTS, NOBODY_TO_BLAME, Cell
 
 
 def report(cells: list[Cell], faults: list[str]) -> int:
@@ -38,6 +38,12 @@ def broken_bars(fault: str, theirs: list[Cell], ours: list[Cell]) -> Iterator[st
         return
     if not all(c.is_culprit_right for c in ours):
         yield "culprit wrong"
+    if not all(c.is_class_right for c in ours):
+        yield "called something else"
+    if fault == "determ" and any(c.rc != 93 for c in ours):
+        yield "not stopped with 93"
+    if fault == "mismatch" and any(c.differed_at is None or c.differed_at - FAULT_STEP > 3 for c in ours):
+        yield "out of step for more than 3 steps"
     if any(c.train_s is None for c in ours) and fault != "determ":
         yield "did not train again"
     known = [c.train_s for c in theirs if c.train_s is not None]

@@ -160,11 +160,12 @@ class Trial:
         self.cell.blamed = int(match[1]) if match else None
 
     def read_verdict(self) -> None:
-        verdicts = sorted(self.run_dir.glob("incidents/*/verdict.json"), key=lambda p: p.stat().st_mtime)
+        verdicts = sorted(self.run_dir.glob("incidents/*/verdict.json"))
         if verdicts:
             verdict = json.loads(verdicts[0].read_text())
             self.cell.blamed, self.cell.confidence = verdict["root_rank"], verdict["confidence"]
             self.cell.fault_class, self.cell.blamed_node = verdict["fault_class"], verdict["root_node"]
+            self.cell.suspects = [one["rank"] for one in verdict["suspects"] if one["rank"] is not None]
         ledger = self.run_dir / "ledger" / "coordinator.jsonl"
         if not ledger.exists() or self.fault_t is None:
             return
@@ -180,3 +181,5 @@ class Trial:
                 self.cell.detect_s = round(after, 2)
             if entry["event"] == "fault.judged" and self.cell.confirmed_s is None:
                 self.cell.confirmed_s = round(after, 2)
+            if entry["event"] == "collectives.differed" and self.cell.differed_at is None:
+                self.cell.differed_at = entry["step"]

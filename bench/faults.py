@@ -3,7 +3,8 @@
 
     python bench/faults.py list
     python bench/faults.py run --launcher midwatch --fault kill9
-    python bench/faults.py compare [--rounds 3] [--faults kill9,segv]      medians, ratios, bars
+    python bench/faults.py compare [--rounds 3] [--faults kill9,segv]      medians, ratios, bars; by default every fault
+    python bench/faults.py compare --rounds 1 --alone                      who is blamed for what, without torchrun
     python bench/faults.py speed [--rounds 5] [--faults kill9,raise]       from fault to training, beside torchrun
     python bench/faults.py restarts [--count 200]                          kill, restart, and again
 
@@ -21,7 +22,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from fault_cells import EXIT_FAULTS, FAULTS, HANG_FAULTS, LAUNCHER_FAULTS, Cell
+from fault_cells import FAULTS, HANG_FAULTS, Cell
 from fault_report import report
 from fault_restarts import restarts
 from fault_speed import FAULTS_OF_SPEED, speed
@@ -30,14 +31,14 @@ from fault_trial import Trial
 OUT = Path(__file__).parent / "out"
 
 
-def compare(faults: list[str], rounds: int, out: Path) -> int:
+def compare(faults: list[str], rounds: int, out: Path, *, is_alone: bool = False) -> int:
     """Interleaves the launchers round by round, prints medians; the exit code says whether every bar holds."""
     cells: list[Cell] = []
     for _ in range(rounds):
         for fault in faults:
             launchers = (
                 ["midwatch"]
-                if fault in (*HANG_FAULTS, "node_agent_kill9", "longpause", "mismatch")
+                if is_alone or fault in (*HANG_FAULTS, "node_agent_kill9", "longpause", "mismatch")
                 else ["torchrun", "midwatch"]
             )
             for launcher in launchers:
@@ -65,8 +66,8 @@ def main() -> int:
     one.add_argument("--fault", choices=FAULTS, required=True)
     many = verbs.add_parser("compare")
     many.add_argument("--rounds", type=int, default=3)
-    default = (*EXIT_FAULTS, "determ", "node_agent_kill9", *LAUNCHER_FAULTS, "sigstop", "hang_sleep", "none")
-    many.add_argument("--faults", default=",".join(default))
+    many.add_argument("--faults", default=",".join(FAULTS))
+    many.add_argument("--alone", action="store_true", help="without torchrun: culprits and bars, no ratios")
     many.add_argument("--out", type=Path, default=OUT / "faults.jsonl")
     fast = verbs.add_parser("speed")
     fast.add_argument("--rounds", type=int, default=5)
@@ -80,7 +81,7 @@ def main() -> int:
     elif args.verb == "run":
         print(json.dumps(asdict(Trial(args.launcher, args.fault).run()), indent=1))
     elif args.verb == "compare":
-        return compare(args.faults.split(","), args.rounds, args.out)
+        return compare(args.faults.split(","), args.rounds, args.out, is_alone=args.alone)
     elif args.verb == "speed":
         return speed(args.faults.split(","), args.rounds, args.out)
     else:

@@ -23,6 +23,7 @@ TEXTS = {path: path.read_text() for path in SOURCES}
 TREES = {path: ast.parse(text, str(path)) for path, text in TEXTS.items()}
 
 TORCH_FREE = [
+    *((name,) for name in ("audit.exporters", "audit.importers", "audit.index")),
     *((name,) for name in ("core", "config", "storage", "pulse", "faults", "supervise", "supervise.decide", "audit")),
     *((name,) for name in ("probes", "cluster")),
     *((name,) for name in ("checkpoint", "checkpoint.format", "checkpoint.persist", "cli.main", "testing")),
@@ -72,7 +73,10 @@ BROAD = {
     "probes/runner.py": "the probe runner",
 }
 
-DOORS_WITHIN = ("checkpoint.format", "supervise.decide", "supervise.messages")
+DOORS_WITHIN = (
+    *("audit.exporters", "audit.importers", "audit.index"),
+    *("checkpoint.format", "supervise.decide", "supervise.messages"),
+)
 """Rooms of their own inside a room."""
 
 INNER = {
@@ -106,6 +110,7 @@ WALL_CLOCK = {
 """Who still reads the wall clock without ``core.clock``; to become shorter, never longer."""
 
 ROOMS = [
+    *("audit.exporters", "audit.importers", "audit.index"),
     *("core", "config", "storage", "pulse", "faults", "probes", "cluster", "audit"),
     *("checkpoint", "checkpoint.format", "train", "testing"),
 ]

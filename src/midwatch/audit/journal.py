@@ -1,33 +1,69 @@
 """The metrics journal: one JSON object a line, one file an attempt. The record of training that plots are made from.
 
+    {"schema": 1, "run": "r20261129-7f3a9c12", "attempt": 3, "rank": 0, "start": 501}
+    {"step": 501, "ts_ns": 1796083229000000000, "loss": 2.31, "grad_norm": "nan"}
+
 It is not chained and not synced at every step: a kill loses what is in memory (``run.log_every`` steps), power loss
 some seconds. A full disk must not stop training: records wait in memory, the oldest are dropped and counted.
+JSON has no NaN and no infinity: the words ``"nan"``, ``"inf"`` and ``"-inf"`` stand for them.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from midwatch.audit.appendfile import AppendFile
 from midwatch.audit.line import plain_data
-from midwatch.core import UNREADABLE, StorageError
+from midwatch.core import UNREADABLE, StorageError, attempt_name
 from midwatch.storage import ops
 
 _log = logging.getLogger(__name__)
 
-MAX_WAITING_BYTES = 1 << 20
+SCHEMA: Final = 1
+
+MAX_WAITING_BYTES: Final = 1 << 20
 """Records kept in memory while the disk refuses them: hours of steps, and little beside a model."""
 
-AUTO_FLUSH_BYTES = 64 * 1024
+AUTO_FLUSH_BYTES: Final = 64 * 1024
 
-_NAME = re.compile(r"a(\d{4,})")
-_NUMBERS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+_NAME = re.compile(r"a(\d{4,})(?:-r(\d{5,}))?")
+_NUMBERS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_FRAME: Final = frozenset({"step", "ts_ns", "attempt"})
+"""Of a record: where and when, not what."""
+
+
+class JournalFile(NamedTuple):
+    """One journal by its name."""
+
+    attempt: int
+    rank: int
+    path: Path
+
+
+class Record(NamedTuple):
+    """The numbers of one step."""
+
+    step: int
+    ts_ns: int
+    """Wall clock; 0 where the source told none."""
+    values: dict[str, float]
+
+
+class Start(NamedTuple):
+    """A line that opens a journal, or opens it anew after the loop went back within one attempt."""
+
+    start: int | None
+    """Earlier records from this step on do not count any more. None: the first step recorded says so."""
+    run: str
+    source: str
+    """The file that was imported; empty for what midwatch recorded itself."""
 
 
 class Journal:
@@ -46,9 +82,9 @@ class Journal:
             # A torn record stays as a line of its own, which readers pass over.
             self._file.append(b"\n", is_durable=False)
 
-    def begin(self, attempt: int, start: int) -> None:
+    def begin(self, attempt: int, start: int, *, run: str = "", rank: int = 0) -> None:
         """Say where this attempt starts: readers drop what earlier attempts recorded from step ``start`` on."""
-        self.append({"attempt": attempt, "start": start})
+        self.append({"schema": SCHEMA, "run": run, "attempt": attempt, "rank": rank, "start": start})
         self.flush()
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -86,32 +122,87 @@ class Journal:
             _log.warning("metrics wait in memory: %s (%d dropped so far)", error.message, self.dropped)
 
 
+def journal_name(attempt: int, rank: int = 0) -> str:
+    """``a0003.jsonl``; for another rank than 0 ``a0003-r00007.jsonl``."""
+    return f"{attempt_name(attempt)}-r{rank:05d}.jsonl" if rank else f"{attempt_name(attempt)}.jsonl"
+
+
+def journal_files(run_dir: Path) -> list[JournalFile]:
+    """The journals of a run by attempt and rank; files of other names are none."""
+    found: list[JournalFile] = []
+    for path in (run_dir / "metrics").glob("a*.jsonl"):
+        match = _NAME.fullmatch(path.stem)
+        if match and path.name == journal_name(int(match[1]), int(match[2] or 0)):
+            found.append(JournalFile(int(match[1]), int(match[2] or 0), path))
+    return sorted(found)
+
+
+def decode_journal_line(raw: bytes) -> Record | Start | None:
+    """What a line says; None for what is torn, foreign, or belongs to no step.
+
+    Text and empty values are left out, truth values count as 1 and 0.
+    """
+    try:
+        line = msgspec.json.decode(raw, type=dict[str, Any])
+    except UNREADABLE:
+        return None
+    step = line.get("step")
+    if "step" not in line:
+        return _start(line)
+    if type(step) is not int or not -(2**63) <= step < 2**63 - 1:
+        return None
+    ts_ns = line.get("ts_ns")
+    values: dict[str, float] = {}
+    for name, value in line.items():
+        number = _number(value)
+        if number is not None and name not in _FRAME:
+            values[name] = number
+    return Record(step, ts_ns if type(ts_ns) is int and 0 <= ts_ns < 2**63 else 0, values)
+
+
+def _start(line: Mapping[str, Any]) -> Start | None:
+    start, source = line.get("start"), line.get("source", "")
+    if type(start) is int and -(2**63) <= start < 2**63 - 1:
+        return Start(start, str(line.get("run", "")), str(source))
+    return Start(None, str(line.get("run", "")), str(source)) if "schema" in line else None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, (int, float)):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
+    return _NUMBERS.get(value) if isinstance(value, str) else None
+
+
 def read_journal(paths: Iterable[Path]) -> list[dict[str, Any]]:
     """The steps that count, in order: where an attempt was rolled back, the later attempt's records win.
 
     Torn and foreign lines are passed over. Each record carries its ``attempt`` (from the file's name if it has none).
+    For small runs and scripts: everything is kept in memory. ``MetricIndex`` answers from disk.
     """
     kept: list[dict[str, Any]] = []
     for path in sorted(paths, key=_attempt_of):
-        is_first = True
+        is_stated = False
         for record in _records(path):
             step = record.get("step")
             start = record.get("start")
-            if "step" not in record and isinstance(start, int):
-                _drop_from(kept, start)
+            if "step" not in record:
+                if isinstance(start, int):
+                    _drop_from(kept, start)
+                    is_stated = True
                 continue
-            if isinstance(step, int):
-                _drop_from(kept, step if is_first else step + 1)
-                is_first = False
+            if isinstance(step, int) and not is_stated:
+                _drop_from(kept, step)
+                is_stated = True
             kept.append({"attempt": _attempt_of(path), **record})
     return kept
 
 
 def _drop_from(kept: list[dict[str, Any]], step: int) -> None:
     """Remove records of this step and later; those without a step stay."""
-    newest = next((record["step"] for record in reversed(kept) if isinstance(record.get("step"), int)), -1)
-    if newest >= step:
-        kept[:] = [record for record in kept if not (isinstance(record.get("step"), int) and record["step"] >= step)]
+    kept[:] = [record for record in kept if not (isinstance(record.get("step"), int) and record["step"] >= step)]
 
 
 def _attempt_of(path: Path) -> int:

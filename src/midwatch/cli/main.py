@@ -28,6 +28,7 @@ VERBS: Final[dict[str, str]] = {
     "incidents": "List and show incidents.",
     "ledger": "Read the record of a run and check it.",
     "logs": "The output of all ranks, folded.",
+    "metrics": "Look at metrics, bring them in, send them on.",
     "node": "Leave a node out of a run, let it in again.",
     "resume-run": "Let a held run go on.",
     "run": "Run a training script under supervision.",

@@ -182,7 +182,8 @@ class Run:
             line += f" (for another run, another run.dir; it is {self._paths.run_dir})"
             print(f"[midwatch rank 0] {line}", flush=True)
         if session.journal is not None:
-            session.journal.begin(session.identity.attempt, start)
+            who = session.identity
+            session.journal.begin(who.attempt, start, run=who.run, rank=who.rank)
         collectives = Collectives(self._pulse, session.group.process_groups)
         if start < total:
             with self.phase("checkpoint_save"):

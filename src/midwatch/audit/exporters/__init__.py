@@ -1,0 +1,24 @@
+"""Metrics out: a page for Prometheus, remote write, TensorBoard; one protocol for further bridges."""
+
+from midwatch.audit.exporters.http_push import RemoteWriteSink
+from midwatch.audit.exporters.pusher import Pusher, PushReport
+from midwatch.audit.exporters.sink import Outgoing, Sink, SinkAwayError, SinkError, SinkRefusedError
+from midwatch.audit.exporters.tensorboard import TensorBoardSink
+from midwatch.audit.exporters.text import CONTENT_TYPE, Family, Sample, render, training_families
+
+__all__ = [
+    "CONTENT_TYPE",
+    "Family",
+    "Outgoing",
+    "PushReport",
+    "Pusher",
+    "RemoteWriteSink",
+    "Sample",
+    "Sink",
+    "SinkAwayError",
+    "SinkError",
+    "SinkRefusedError",
+    "TensorBoardSink",
+    "render",
+    "training_families",
+]

@@ -1,0 +1,117 @@
+"""Rows become journals, one an attempt: a metric whose step goes back tells that the run was started again.
+
+A value that comes late (a validation that took its time) is no such sign, for it is the first of its own metric.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from midwatch.audit.importers.mixed import Mixture
+from midwatch.audit.importers.output import JournalOutput
+from midwatch.audit.importers.rows import Notes, Row
+from midwatch.core import MetricsError
+
+MOST_METRICS = 20_000
+"""Names beyond this are none: a column or tag was made for each step."""
+
+
+class Attempt(msgspec.Struct):
+    """What was imported as one attempt."""
+
+    attempt: int
+    start: int
+    first: int
+    last: int
+    rows: int = 0
+
+
+class Attempts:
+    """Takes rows in and hands records on. Keeps the last step of each metric and one record, nothing else."""
+
+    def __init__(self, output: JournalOutput, notes: Notes) -> None:
+        self._output = output
+        self._notes = notes
+        self._number = 0
+        self._is_told = False
+        self._mixture = Mixture(output.source)
+        self._last: dict[tuple[int, str], tuple[int, float]] = {}
+        self._pending: Row | None = None
+        self._found: dict[int, Attempt] = {}
+        self.points = 0
+
+    def add(self, row: Row) -> None:
+        """Take one row in.
+
+        Raises:
+            MetricsError: MT101 what should be names is none, MT102 several runs are mixed.
+            OSError: The journals cannot be written.
+        """
+        self._notes.rows += 1
+        self._is_told = self._is_told or row.attempt is not None
+        number = row.attempt if row.attempt is not None else self._seen(row)
+        values = row.values if self._is_told else self._news(row)
+        if not values:
+            return
+        self._count(number, row)
+        held = self._pending
+        if held is not None and (held.attempt, held.rank, held.step) == (number, row.rank, row.step):
+            held.values.update(values)
+            return
+        self._pending = row._replace(values=values, attempt=number)
+        if held is not None:
+            self._write(held)
+
+    def close(self) -> list[Attempt]:
+        """Write the rest; what was found, by attempt."""
+        if self._pending is not None:
+            self._write(self._pending)
+            self._pending = None
+        self._output.close()
+        return [found for _, found in sorted(self._found.items()) if found.rows]
+
+    def _seen(self, row: Row) -> int:
+        """The attempt as steps tell it."""
+        if not self._number:
+            self._number = 1
+            self._found[1] = Attempt(1, min(0, row.step), row.step, row.step)
+        is_back = any(row.step < self._last[row.rank, name][0] for name in row.values if (row.rank, name) in self._last)
+        if row.is_restart or is_back:
+            self._mixture.restart(self._notes.rows)
+            self._last.clear()
+            if self._found[self._number].rows:
+                self._number += 1
+            self._found[self._number] = Attempt(self._number, row.step, row.step, row.step)
+        self._mixture.step(row.step)
+        return self._number
+
+    def _news(self, row: Row) -> dict[str, float]:
+        """The values that were not told before for this step."""
+        kept: dict[str, float] = {}
+        for name, value in row.values.items():
+            last = self._last.get((row.rank, name))
+            if last is not None and last[0] == row.step:
+                if last[1] == value or (last[1] != last[1] and value != value):
+                    self._notes.pass_over("values told twice")
+                    continue
+                self._notes.pass_over("values told twice, and differently: the last one counts")
+                self._mixture.retold += 1
+            kept[name] = value
+            self._last[row.rank, name] = (row.step, value)
+        if len(self._last) > MOST_METRICS:
+            source = self._output.source
+            raise MetricsError(
+                "MT101", f"{source} has more than {MOST_METRICS} metrics: these are no names", path=source
+            )
+        return kept
+
+    def _count(self, number: int, row: Row) -> None:
+        found = self._found.setdefault(number, Attempt(number, row.step, row.step, row.step))
+        found.first, found.last = min(found.first, row.step), max(found.last, row.step)
+        found.rows += 1
+
+    def _write(self, row: Row) -> None:
+        self.points += len(row.values)
+        # Rows that name their attempt may come in any order: its lowest step is where it started.
+        attempt = row.attempt if row.attempt is not None else 1
+        self._output.write(row, attempt, None if self._is_told else self._found[attempt].start)

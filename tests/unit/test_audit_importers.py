@@ -1,0 +1,422 @@
+"""Metrics of other frameworks: what is taken, and what is made of cut, mixed and foreign files."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import struct
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from midwatch.audit import read_run, tfrecord
+from midwatch.audit.importers import Imported, format_of, import_metrics
+from midwatch.audit.index import MetricIndex
+from midwatch.audit.protowire import FIXED32, put_bytes, put_double, put_int, put_varint
+from midwatch.core import MetricsError
+
+GOLDEN = Path(__file__).parents[1] / "data" / "metrics"
+CURVES = Path(__file__).resolve().parents[2].parent / "shared" / "cases" / "curves" / "real"
+
+MEGATRON = (
+    " [2026-07-01 05:26:{:02d}] iteration {:8d}/  500000 | consumed samples: {:12d} |"
+    " elapsed time per iteration (ms): 5278.7 | learning rate: 1.412000E-04 | global batch size:  1024 |"
+    " lm loss: {} | loss scale: 1.0 | grad norm: 0.375 | number of skipped iterations:   0 |"
+    " number of nan iterations:   0 |\n"
+)
+TITAN = (
+    "[rank0]:[titan] 2026-02-28 02:08:{:02d},366 - root - INFO - \x1b[31mstep: {:2d}  \x1b[32mloss: {}"
+    "  \x1b[38;2;180;60;0mgrad_norm:  0.4609  \x1b[36mmemory: 61.22GiB(77.30%)  \x1b[34mtps: 7,350"
+    "  \x1b[36mtflops: 407.19  \x1b[35mmfu: 41.16%\x1b[0m\n"
+)
+
+
+def bring(run_dir: Path, *files: Path, **how: object) -> tuple[Imported, dict[str, list[tuple[int, float]]]]:
+    """Import, and the live values of each metric of rank 0."""
+    done = import_metrics(list(files), run_dir, **how)  # pyright: ignore[reportArgumentType]
+    with MetricIndex(run_dir, run_dir.parent / "indexes") as index:
+        index.sync()
+        names = [info.metric for info in index.metrics() if info.rank == 0]
+        return done, {name: [tuple(point) for point in index.series(name)] for name in names}  # pyright: ignore[reportReturnType]
+
+
+def megatron(steps: list[int], loss: str = "2.133473E+00") -> str:
+    return "".join(MEGATRON.format(step % 60, step, step * 1024, loss) for step in steps)
+
+
+# --- logs -----------------------------------------------------------------------------------------------------------
+
+
+def test_megatron_lines(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    validation = (
+        " validation loss at iteration 4411 on validation set | lm loss value: 2.1E+00 | lm loss PPL: 8.1E+00 | \n"
+    )
+    log.write_text("> building\n" + megatron([4410, 4411]) + "-" * 50 + "\n" + validation + megatron([4412], "NaN"))
+    assert format_of(log) == "megatron"
+    done, found = bring(tmp_path / "run", log)
+    assert found["loss"][:2] == [(4410, 2.133473), (4411, 2.133473)]
+    assert math.isnan(found["loss"][2][1])
+    assert found["step_s"][0] == (4410, 5.2787)
+    assert found["lr"][0] == (4410, 0.0001412)
+    assert (found["validation_loss"], found["validation_ppl"]) == ([(4411, 2.1)], [(4411, 8.1)])
+    assert {"grad_norm", "skipped", "nan_iterations", "global_batch_size", "consumed_samples"} <= set(found)
+    assert (done.attempts[0].attempt, done.attempts[0].first, done.attempts[0].last) == (1, 4410, 4412)
+    with MetricIndex(tmp_path / "run", tmp_path / "indexes") as index:
+        assert next(one.ts_ns for one in index.newest() if one.metric == "loss") == 1_782_883_592_000_000_000
+
+
+def test_a_restart_is_seen_from_steps_that_go_back(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(megatron(list(range(100, 111)), "1.0E+00") + "Traceback\n" + megatron([106, 107], "2.0E+00"))
+    done, found = bring(tmp_path / "run", log)
+    assert [(one.attempt, one.start, one.first, one.last) for one in done.attempts] == [
+        (1, 0, 100, 110),
+        (2, 106, 106, 107),
+    ]
+    assert found["loss"] == [*((step, 1.0) for step in range(100, 106)), (106, 2.0), (107, 2.0)]
+
+
+def test_a_cut_line_gives_no_wrong_number(tmp_path: Path) -> None:
+    whole = megatron([1, 2])
+    for cut in (whole[:-60], whole[: whole.rindex("lm loss: ") + 13], whole[: whole.rindex("E-04")]):
+        log = tmp_path / f"cut{len(cut)}.log"
+        log.write_text(cut)
+        _, found = bring(tmp_path / f"run{len(cut)}", log)
+        for name in ("loss", "lr"):
+            assert len({value for _, value in found[name]}) == 1, name
+
+
+def test_two_processes_in_one_line(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    glued = megatron([1]).rstrip("\n")[:150] + megatron([2])
+    log.write_text(glued + megatron([3]))
+    _, found = bring(tmp_path / "run", log)
+    assert [step for step, _ in found["loss"]] == [2, 3]
+
+
+def test_torchtitan_lines(tmp_path: Path) -> None:
+    log = tmp_path / "rank0.log"
+    lines = [TITAN.format(step, step, value) for step, value in ((1, " 8.2361"), (2, " 7.1"), (3, "    nan"))]
+    validation = "[titan] 2026-02-28 02:09:00,000 - validate step:  3  loss:  7.5  memory: 61.2GiB(77.3%)  tps: 9\n"
+    log.write_text(
+        "preamble step: none\n" + "".join(lines) + validation + lines[0].replace("step:  1", "step:  4")[:-40]
+    )
+    assert format_of(log) == "torchtitan"
+    _, found = bring(tmp_path / "run", log)
+    assert found["loss"][:2] == [(1, 8.2361), (2, 7.1)]
+    assert math.isnan(found["loss"][2][1])
+    assert (found["tps"][0], found["mfu"][0]) == ((1, 7350.0), (1, 41.16))
+    assert (found["memory_gib"][0], found["memory_pct"][0]) == ((1, 61.22), (1, 77.3))
+    assert found["validation_loss"] == [(3, 7.5)]
+    assert [step for step, _ in found["tflops"]] == [1, 2, 3], "cut in the middle of the line"
+
+
+def test_ranks_in_one_log_are_kept_apart(tmp_path: Path) -> None:
+    log = tmp_path / "merged.log"
+    lines = [
+        TITAN.format(s, s, "2.0").replace("rank0", f"rank{r}")
+        for s in range(1, 30)
+        for r in random.Random(s).sample(range(8), 8)
+    ]
+    log.write_text("".join(lines))
+    done, _ = bring(tmp_path / "run", log)
+    assert len(done.attempts) == 1
+    assert len(list((tmp_path / "run" / "metrics").glob("a0001*.jsonl"))) == 8
+
+
+# --- trainer_state.json ---------------------------------------------------------------------------------------------
+
+STATE = {
+    "best_metric": None,
+    "log_history": [
+        {"epoch": 0.1, "grad_norm": 1.5, "learning_rate": 5e-5, "loss": 2.5, "step": 10},
+        {"epoch": 0.1, "eval_loss": 2.4, "eval_runtime": 3.0, "step": 10},
+        {"epoch": 0.2, "grad_norm": math.nan, "learning_rate": 4e-5, "loss": 0.0, "step": 20},
+        {"epoch": 0.2, "train_runtime": 9.0, "train_loss": 1.2, "step": 20},
+        {"note": "no step"},
+        "odd",
+    ],
+    "max_steps": 20,
+}
+
+
+def test_trainer_state(tmp_path: Path) -> None:
+    path = tmp_path / "trainer_state.json"
+    path.write_text(json.dumps(STATE, indent=2))
+    done, found = bring(tmp_path / "run", path)
+    assert done.files[0]["format"] == "trainer-state"
+    assert found["loss"] == [(10, 2.5), (20, 0.0)]
+    assert found["lr"] == [(10, 5e-5), (20, 4e-5)]
+    assert math.isnan(found["grad_norm"][1][1])
+    assert (found["eval_loss"], found["train_loss"]) == ([(10, 2.4)], [(20, 1.2)])
+    assert done.passed_over["entries without a step"] == 1
+
+
+def test_a_trainer_state_that_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "trainer_state.json"
+    text = json.dumps(STATE)
+    path.write_text(text[: text.index('"loss": 0.0')])
+    done, found = bring(tmp_path / "run", path)
+    assert found["loss"] == [(10, 2.5)]
+    assert any("cut" in note for note in done.notes)
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def table(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_a_table_with_gaps_and_words(tmp_path: Path) -> None:
+    rows = "\n".join(f"{step},{2 - step / 100},{'' if step % 2 else step},{step * 37 % 991:04x}" for step in range(50))
+    text = f"step,loss,extra,crc\n{rows}\nx,1,1,1\n50,nan,,aa\n51,-Infinity,1_0\n52,1e-3,,ff,9,9\n53.0,3,,00\n\n54,1.2"
+    done, found = bring(tmp_path / "run", table(tmp_path / "t.csv", text))
+    assert set(found) == {"loss", "extra"}, "the column of hashes is text, though some look like numbers"
+    assert found["loss"][49:] == [
+        (49, 1.51),
+        (50, pytest.approx(math.nan, nan_ok=True)),
+        (51, -math.inf),
+        (52, 0.001),
+        (53, 3.0),
+    ]
+    assert found["extra"][-1] == (48, 48.0)
+    assert done.passed_over["rows without a step"] == 1
+    assert done.passed_over["cells without a number in extra"] == 1
+    assert done.passed_over["cut last line"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Wall time,Step,Value\n1700000000.5,7,1.25\n", {"Value": [(7, 1.25)]}),
+        ("_step;train/loss\r\n3;2,5\r\n4;2.5\r\n", {}),
+        ("\ufeffglobal_step\tloss\n1\t2.5\n", {"loss": [(1, 2.5)]}),
+        ('"step","a ""b"""\n"1","2"\n', {'a "b"': [(1, 2.0)]}),
+        ("step,loss,loss\n1,2,3\n", {"loss": [(1, 2.0)], "loss.2": [(1, 3.0)]}),
+        ("loss,step\n1.5,9007199254740993\n", {"loss": [(9007199254740993, 1.5)]}),
+    ],
+)
+def test_tables_of_many_kinds(tmp_path: Path, text: str, expected: dict[str, object]) -> None:
+    path = table(tmp_path / "t.csv", text)
+    if not expected:
+        with pytest.raises(MetricsError, match="no numbers"):
+            import_metrics([path], tmp_path / "run")
+    else:
+        assert bring(tmp_path / "run", path)[1] == expected
+
+
+def test_a_table_that_names_attempts_and_ranks_may_be_in_any_order(tmp_path: Path) -> None:
+    rows = [(attempt, rank, step) for attempt in (0, 1) for rank in (0, 1) for step in range(5 if attempt else 0, 10)]
+    random.Random(1).shuffle(rows)
+    text = "attempt,rank,step,loss\n" + "".join(f"{a},{r},{s},{a + r / 10}\n" for a, r, s in rows)
+    done, found = bring(tmp_path / "run", table(tmp_path / "t.csv", text))
+    assert [one.attempt for one in done.attempts] == [0, 1]
+    assert found["loss"] == [(step, float(step >= 5)) for step in range(10)]
+
+
+def test_an_odd_column_of_steps_is_named(tmp_path: Path) -> None:
+    path = table(tmp_path / "t.csv", "updates_done,loss\n1,2\n")
+    with pytest.raises(MetricsError, match="in no format"):
+        import_metrics([path], tmp_path / "run")
+    with pytest.raises(MetricsError, match="its columns: updates_done, loss"):
+        import_metrics([path], tmp_path / "run", format="csv")
+    assert bring(tmp_path / "run", path, step_column="Updates_Done")[1] == {"loss": [(1, 2.0)]}
+
+
+def test_real_curves(tmp_path: Path) -> None:
+    if not CURVES.is_dir():
+        pytest.skip(f"no recorded curves at {CURVES}")
+    done, found = bring(tmp_path / "run", CURVES / "mcore_gpt3_fp8_tp2pp2_h100.csv")
+    assert found["loss"][:2] == [(1, 10.9488), (2, 10.94638)]
+    assert found["num_zero_grads"][0] == (1, 82.0)
+    assert len(done.attempts) == 1
+
+
+# --- what is no run -------------------------------------------------------------------------------------------------
+
+
+def test_runs_that_are_mixed_are_refused(tmp_path: Path) -> None:
+    rows = [line for step in range(200) for line in (f"{step + 500},1.0", f"{step},2.0")]
+    path = table(tmp_path / "t.csv", "step,loss\n" + "\n".join(rows) + "\n")
+    with pytest.raises(MetricsError) as caught:
+        import_metrics([path], tmp_path / "run")
+    assert caught.value.code == "MT102"
+    assert list((tmp_path / "run" / "metrics").glob("*.jsonl")) == []
+
+
+def test_a_run_in_a_crash_loop_is_none_of_them(tmp_path: Path) -> None:
+    path = table(
+        tmp_path / "t.csv", "step,loss\n" + "".join(f"{step},1.0\n" for _ in range(60) for step in (10, 20, 30))
+    )
+    done, found = bring(tmp_path / "run", path)
+    assert len(done.attempts) == 60
+    assert len(found["loss"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("empty", b""),
+        ("blank", b"\n\n \n"),
+        ("log", b"hello\nworld, and more\n"),
+        ("json", b'{"a": 1}'),
+        ("binary", bytes(range(256)) * 10),
+        ("header alone", b"step,loss\n"),
+        ("state", b'{"log_history": 5}'),
+        ("state2", b'{"log_history": [' + b"[" * 100_000),
+        ("quote", b'step,loss\n"1,2\n' + b"3,4\n" * 400_000),
+    ],
+)
+def test_files_of_no_use_are_refused_in_words(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(MetricsError) as caught:
+        import_metrics([path], tmp_path / "run")
+    assert caught.value.code == "MT101"
+    assert str(path.name) in caught.value.message
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    with path.open("w") as file:
+        file.write("step,loss,lr\n")
+        file.writelines(f"{step},2.5,0.1\n" for step in range(12_000))
+    seen: list[int] = []
+    tracemalloc.start()
+    try:
+        done = import_metrics([path], tmp_path / "run", progress=seen.append)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert done.points == 24_000
+    assert peak < 2e6
+    assert sum(seen) == path.stat().st_size
+
+
+# --- TensorBoard ----------------------------------------------------------------------------------------------------
+
+
+def event(step: int, wall: float, *values: bytes, **more: bytes) -> bytes:
+    body = put_double(1, wall) + put_int(2, step) + put_bytes(5, b"".join(put_bytes(1, value) for value in values))
+    return tfrecord.framed(body + b"".join(more.values()))
+
+
+def scalar(tag: str, value: float) -> bytes:
+    return put_bytes(1, tag.encode()) + put_varint(2 << 3 | FIXED32) + struct.pack("<f", value)
+
+
+def events_file(folder: Path, *events: bytes, name: str = "events.out.tfevents.1700000000.host.1.0") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    version = tfrecord.framed(put_double(1, 0.0) + put_bytes(3, b"brain.Event:2"))
+    path = folder / name
+    path.write_bytes(version + b"".join(events))
+    return path
+
+
+def test_event_files_of_tensorboard_itself(tmp_path: Path) -> None:
+    """See the README beside them."""
+    done, found = bring(tmp_path / "run", GOLDEN / "torch")
+    assert found["train/loss"] == [(step, pytest.approx(3.0 - step / 8)) for step in range(8)]
+    assert math.isnan(found["edge"][0][1])
+    assert found["edge"][1][1] == math.inf
+    assert (found["new style"], found["double"]) == ([(3, 0.25)], [(4, 1 / 3)])
+    assert "weights" not in found
+    assert done.passed_over["summaries that are no scalars"] == 2
+    assert len(done.attempts) == 1, "a tag that begins late is no restart"
+    assert bring(tmp_path / "other", GOLDEN / "tensorboard")[1] == {"loss": [(0, 2.5), (1, 1.5), (2, 0.5)]}
+
+
+def test_a_folder_with_several_runs_in_it(tmp_path: Path) -> None:
+    for name, base in (("train", 0), ("validation", 5)):
+        events = [event(step, 1.7e9 + step + base, scalar("loss", step)) for step in range(0, 50, 5 if base else 1)]
+        events_file(tmp_path / "tb" / name, *events)
+    done, found = bring(tmp_path / "run", tmp_path / "tb")
+    assert set(found) == {"train/loss", "validation/loss"}
+    assert len(found["train/loss"]) == 50
+    assert len(done.attempts) == 1
+
+
+def test_event_files_of_one_run_after_the_other(tmp_path: Path) -> None:
+    first = [event(step, 1.7e9 + step, scalar("loss", 1.0), scalar("lr", 0.1)) for step in range(20)]
+    second = [event(step, 1.7e9 + 100 + step, scalar("loss", 2.0)) for step in range(12, 15)]
+    events_file(tmp_path / "tb", *first)
+    events_file(tmp_path / "tb", *second, name="events.out.tfevents.1700000100.host.1.0")
+    done, found = bring(tmp_path / "run", tmp_path / "tb")
+    assert [(one.attempt, one.start) for one in done.attempts] == [(1, 0), (2, 12)]
+    assert [value for _, value in found["loss"]] == [1.0] * 12 + [2.0] * 3
+    assert len(found["lr"]) == 12
+
+
+def test_a_purge_step_is_a_restart(tmp_path: Path) -> None:
+    first = [event(step, 1.7e9 + step, scalar("loss", 1.0)) for step in range(20)]
+    purge = tfrecord.framed(put_double(1, 1.7e9 + 50) + put_int(2, 8) + put_bytes(7, put_int(1, 1)))
+    path = events_file(tmp_path / "tb", *first, purge, event(30, 1.7e9 + 60, scalar("loss", 2.0)))
+    _, found = bring(tmp_path / "run", path)
+    assert [step for step, _ in found["loss"]] == [*range(8), 30]
+
+
+def test_damaged_event_files(tmp_path: Path) -> None:
+    events = [event(step, 1.7e9 + step, scalar("loss", float(step))) for step in range(6)]
+    whole = events_file(tmp_path / "tb", *events).read_bytes()
+    flipped = bytearray(whole)
+    flipped[-len(events[5]) - 10] ^= 0xFF
+    length_hit = bytearray(whole)
+    length_hit[-len(events[5]) - len(events[4]) + 9] ^= 0xFF
+    for number, (raw, steps) in enumerate(
+        ((whole[:-3], [0, 1, 2, 3, 4]), (bytes(flipped), [0, 1, 2, 3, 5]), (bytes(length_hit), [0, 1, 2, 3]))
+    ):
+        path = tmp_path / f"{number}.tfevents.x"
+        path.write_bytes(raw)
+        done, found = bring(tmp_path / f"run{number}", path)
+        assert [step for step, _ in found["loss"]] == steps
+        assert done.notes, "it is said"
+
+
+def test_check_sums_are_those_of_the_standard() -> None:
+    assert tfrecord.crc32c(b"123456789") == 0xE3069283
+    assert tfrecord.masked_crc(bytes(32)) == ((0x8A9136AA >> 15 | 0x8A9136AA << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+# --- the run folder -------------------------------------------------------------------------------------------------
+
+
+def test_an_import_comes_whole_or_not_at_all_and_only_once(tmp_path: Path) -> None:
+    run, log = tmp_path / "run", tmp_path / "train.log"
+    log.write_text(megatron([1, 2, 3]))
+    rehearsed = import_metrics([log], run, is_rehearsal=True)
+    assert (rehearsed.points, rehearsed.dry_run, run.exists()) == (27, True, False)
+    import_metrics([log], run)
+    info = read_run(run)
+    assert info is not None
+    head = json.loads((run / "metrics" / "a0001.jsonl").read_text().splitlines()[0])
+    assert (head["run"], head["source"], head["start"]) == (info.run, "train.log", 0)
+    log.write_text(megatron([1, 2, 3, 2]))
+    with pytest.raises(MetricsError) as caught:
+        import_metrics([log], run)
+    assert caught.value.code == "MT104"
+    assert import_metrics([log], run, is_replacing=True).replaced == ["a0001.jsonl"]
+    assert sorted(path.name for path in (run / "metrics").glob("*.jsonl")) == ["a0001.jsonl", "a0002.jsonl"]
+
+
+def test_what_midwatch_recorded_is_never_replaced(tmp_path: Path) -> None:
+    own = tmp_path / "run" / "metrics" / "a0001.jsonl"
+    own.parent.mkdir(parents=True)
+    own.write_text('{"schema": 1, "attempt": 1, "start": 0}\n{"step": 0, "loss": 1}\n')
+    (tmp_path / "train.log").write_text(megatron([1]))
+    with pytest.raises(MetricsError, match="own record"):
+        import_metrics([tmp_path / "train.log"], tmp_path / "run", is_replacing=True)
+    assert '"loss": 1' in own.read_text()
+
+
+def test_what_a_killed_import_left_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / "run" / "metrics" / ".import-99999"
+    left.mkdir(parents=True)
+    (left / "a0001.jsonl").write_text("{}\n")
+    (tmp_path / "train.log").write_text(megatron([1]))
+    import_metrics([tmp_path / "train.log"], tmp_path / "run")
+    assert not left.exists()

@@ -27,6 +27,7 @@ class Line(msgspec.Struct):
     step: int | None
     mono_ns: int
     data: dict[str, Any]
+    ts_ns: int = 0
 
 
 def reborn(drive: Drive, rules: Rules, *, is_new_job: bool = False) -> Drive:

@@ -49,6 +49,13 @@ def shared_domain(failed: Collection[str], topology: Topology, nodes_total: int)
     return min(found, key=lambda one: (one.chance, len(one.members), one.domain), default=None)
 
 
+def common_domain(nodes: Collection[str], topology: Topology, nodes_total: int) -> str:
+    """The smallest domain that holds them all, and not every other node as well; empty where there is none."""
+    found = [(len(members), domain) for domain, members in _domains(topology).items() if members.issuperset(nodes)]
+    size, domain = min(found, default=(nodes_total, ""))
+    return domain if size < nodes_total else ""
+
+
 def chance_of(hit: int, *, failed: int, members: int, total: int) -> float:
     """The probability that at least ``hit`` of ``failed`` nodes, drawn blindly from ``total``, are ``members``."""
     ways = sum(

@@ -69,6 +69,12 @@ class Member:
         return news
 
     def _forget(self, number: int) -> None:
+    @property
+    def other_names(self) -> set[str]:
+        """What its machine is called besides."""
+        machine = self.join.machine
+        return {machine, machine.split("/")[0], self.join.scheduler_node} - {""}
+
         self._orders = [order for order in self._orders if order.number > number]
 
     @property
@@ -151,8 +157,20 @@ class Members:
         return None if member is None or member.is_lost else member
 
     def known(self, name: str) -> Member | None:
-        """The last agent of that name, lost or not."""
-        return self._by_name.get(name)
+        """The last agent of that name, lost or not; else one on the host of that name."""
+        found = self._by_name.get(name)
+        if found is None and self._is_adopted:
+            found = next((member for member in self._by_name.values() if member.host == name), None)
+        return found
+
+    def named(self, word: str) -> str:
+        """The node that a person means: by its name, its machine, the host's or the scheduler's name for it. Empty for
+        none, or for several."""
+        if word in self._by_name:
+            return self._by_name[word].host
+        known = self._by_name.values()
+        found = {member.host for member in known if word == member.host or word in member.other_names}
+        return found.pop() if len(found) == 1 else ""
 
     def lose(self, member: Member) -> None:
         member.is_lost = True

@@ -185,7 +185,7 @@ class ResumeRequested(_Event, frozen=True, kw_only=True):
 
 
 class IsolateRequested(_Event, frozen=True, kw_only=True):
-    """A person takes a node out of the run: it gets no ranks from the next attempt on."""
+    """A node is taken out of the run: it gets no ranks from the next attempt on."""
 
     node: str
     reason: str
@@ -195,6 +195,8 @@ class ReleaseRequested(_Event, frozen=True, kw_only=True):
     """A person lets a node in again."""
 
     node: str
+    by: Literal["person", "record"] = "person"
+    """``record``: the list of suspicions says so, from an earlier job."""
     reason: str
 
 

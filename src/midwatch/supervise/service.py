@@ -106,18 +106,29 @@ class Service:
             cause = f"{member.name}#known"
             self._mind.feed(IsolateRequested(cause=cause, now_ns=now_ns, node=member.name, reason=why_out))
         if is_new:
-            self._mind.feed(
-                NodeJoined(
-                    cause=f"{member.name}#join",
-                    now_ns=now_ns,
-                    node=member.name,
-                    agent=join.agent,
-                    nproc=join.nproc,
-                    address=join.address,
-                    running_attempt=join.running_attempt,
-                )
-            )
-        return Welcome(node=member.name, run=self._run)
+            # A whole fleet may come at once: what is written of all that come in one moment is made durable together.
+            await self._mind.feed_with_others(*self._arrival(member))
+        return Welcome(node=member.host, run=self._run)
+
+    def _arrival(self, member: Member) -> list[Event]:
+        join, now_ns = member.join, self._now_ns()
+        joined = NodeJoined(
+            cause=f"{member.name}#join",
+            now_ns=now_ns,
+            node=member.name,
+            agent=join.agent,
+            nproc=join.nproc,
+            address=join.address,
+            running_attempt=join.running_attempt,
+            incidents=self._mind.incidents(member),
+            ranks=join.ranks,
+        )
+        why_out = self._mind.why_out(member)
+        if not why_out:
+            return [joined]
+        # Before it joins: the last node to come may be what a launch waits for.
+        cause = f"{member.name}#known"
+        return [IsolateRequested(cause=cause, now_ns=now_ns, node=member.host, reason=why_out, by="record"), joined]
 
     async def _report(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
         report = msgspec.json.decode(body, type=Report)
@@ -187,9 +198,19 @@ class Service:
     async def _ask(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
         asked, now_ns = msgspec.json.decode(body, type=PersonAsks), self._now_ns()
         cause, reason = f"person#{envelope.nonce}", asked.reason
-        if asked.wish in ("isolate", "release") and self._members.known(asked.node) is None:
-            raise SuperviseError("SV115", f"the run has no node {asked.node!r}")
+        node = self._node_meant(asked.node) if asked.wish in ("isolate", "release") else ""
         match asked.wish:
+    def _node_meant(self, word: str) -> str:
+        """By any of its names; one that is left out need not have joined this process.
+
+        Raises:
+            SuperviseError: SV115 there is none, or not only one.
+        """
+        name = self._members.named(word)
+        if not name and word not in self._mind.status()["excluded"]:
+            raise SuperviseError("SV115", f"the run has no node {word!r}")
+        return name or word
+
             case "hold":
                 self._mind.feed(HoldRequested(cause=cause, now_ns=now_ns, reason=reason))
             case "resume":

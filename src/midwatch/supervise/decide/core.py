@@ -104,6 +104,8 @@ class Core:
         """Armed timers and when they are due."""
         self.story = Story(STORY_LENGTH)
         self.now_ns = 0
+        self.inherited: int = 0
+        """The attempt that an earlier process of the coordinator left behind; 0 for none."""
         self.cause = ""
         self.note = ""
         self.path: list[State] = []

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 import msgspec
 
-from midwatch.supervise.decide.memory import Memory
+from midwatch.supervise.decide.memory import Memory, unproven_step
 from midwatch.supervise.messages import Placement
 
 RECENT_KEPT = 1000
 """The window of ``grade.window_s`` holds far fewer faults."""
+TORN_DOWN = "torn_down"
+"""The class of ranks that we ended ourselves: no judgement of its own."""
+_REMEMBERED = (
+    *("restarts_used", "restarts_for", "restarts_in_a_row", "history", "culprits", "node_faults", "recent"),
+    *("series_life_s", "longest_life_s", "failed_step", "unproven_step"),
+)
+"""What a judgement changes."""
 
 
 class Line(Protocol):
@@ -21,6 +30,8 @@ class Line(Protocol):
     def event(self) -> str: ...
     @property
     def step(self) -> int | None: ...
+    @property
+    def ts_ns(self) -> int: ...
     @property
     def mono_ns(self) -> int: ...
     @property
@@ -52,15 +63,23 @@ class RunFacts(msgspec.Struct, kw_only=True):
     excluded: tuple[str, ...] = ()
     exclusions: tuple[int, ...] = ()
     """When nodes were left out by rule, monotonic ns."""
+    exclusions_wall: tuple[int, ...] = ()
+    """The same in wall time, which the next job understands, too."""
     hold: tuple[str, str] | None = None
     """(by, reason)."""
+    unfit: tuple[str, ...] = ()
+    """Nodes that the hold waits for; another one may end it."""
     series_life_s: float = 0.0
     longest_life_s: float = 0.0
     failed_step: int | None = None
+    unproven_step: int | None = None
     farthest_step: int | None = None
     verified_step: int | None = None
     has_ended: bool = False
     """``run.finished`` was written: there is nothing to restore."""
+    before: RunFacts | None = None
+    """What was remembered before the newest judgement, until its ranks are gone: a coordinator that dies in between
+    meets the same failure again, and must not take it for a second one."""
 
     @classmethod
     def from_lines(cls, lines: Iterable[Line]) -> RunFacts:
@@ -73,26 +92,34 @@ class RunFacts(msgspec.Struct, kw_only=True):
         for line in lines:
             handler = _FOLD.get(line.event)
             if handler is not None:
-                handler(facts, line)
+                # A line of another version, or a damaged one: better to forget a part than not to start.
+                with contextlib.suppress(KeyError, TypeError, ValueError):
+                    handler(facts, line)
         return facts
 
     def restore(self, memory: Memory) -> None:
         """Fill an empty memory."""
         memory.budgets.used = min(self.restarts_used, memory.config.max_restarts)
-        memory.budgets.used_for.update(self.restarts_for)
+        memory.budgets.used_for = Counter(self.restarts_for)
         memory.restarts_in_a_row = self.restarts_in_a_row
         memory.history = list(self.history)
         memory.culprits = [*[""] * (len(self.history) - len(self.culprits)), *self.culprits]
-        memory.node_faults.update(self.node_faults)
+        memory.node_faults = Counter(self.node_faults)
         memory.recent = list(self.recent)
         memory.series_life_s = self.series_life_s
         memory.longest_life_s = self.longest_life_s
         memory.failed_step = self.failed_step
+        memory.unproven_step = self.unproven_step
         memory.farthest_step = self.farthest_step
         memory.verified_step = self.verified_step
+        memory.before = self.before
 
-    def carried_over(self) -> RunFacts:
-        """For a new invocation: what outlives the processes and nodes of the one before."""
+    def carried_over(self, wall_to_mono_ns: int = 0) -> RunFacts:
+        """For a new invocation: what outlives the processes and nodes of the one before.
+
+        Args:
+            wall_to_mono_ns: Added to a wall time it gives the new process's monotonic one.
+        """
         is_persons = self.hold is not None and self.hold[0] == "person"
         return RunFacts(
             restarts_used=self.restarts_used,
@@ -102,15 +129,19 @@ class RunFacts(msgspec.Struct, kw_only=True):
             culprits=self.culprits,
             node_faults=self.node_faults,
             hold=self.hold if is_persons else None,
+            exclusions=tuple(at_ns + wall_to_mono_ns for at_ns in self.exclusions_wall),
+            exclusions_wall=self.exclusions_wall,
             series_life_s=self.series_life_s,
+            longest_life_s=self.longest_life_s,
             failed_step=self.failed_step,
+            unproven_step=self.unproven_step,
             farthest_step=self.farthest_step,
             verified_step=self.verified_step,
         )
 
 
 def _started(facts: RunFacts, line: Line) -> None:
-    kept = facts.carried_over()
+    kept = facts.carried_over(line.mono_ns - line.ts_ns)
     for name in RunFacts.__struct_fields__:
         setattr(facts, name, getattr(kept, name))
 
@@ -122,6 +153,7 @@ def _launched(facts: RunFacts, line: Line) -> None:
     facts.is_allowed = False
     facts.launches += 1
     facts.incidents = 0
+    facts.before = None
 
 
 def _proven(facts: RunFacts, line: Line) -> None:
@@ -133,6 +165,10 @@ def _suspected(facts: RunFacts, line: Line) -> None:
 
 
 def _judged(facts: RunFacts, line: Line) -> None:
+    if facts.before is not None and line.data["fault_class"] != TORN_DOWN:
+        for name in _REMEMBERED:
+            setattr(facts, name, getattr(facts.before, name))
+    facts.before = msgspec.structs.replace(facts, before=None)
     history = (*facts.history, (str(line.data["fingerprint"]), line.step))
     # A long life had begun a new series of failures; a ledger of an earlier version does not say so.
     facts.history = history[-int(line.data.get("failures", len(history))) :]
@@ -149,6 +185,7 @@ def _judged(facts: RunFacts, line: Line) -> None:
     facts.series_life_s = float(line.data.get("series_life_s", 0.0))
     facts.longest_life_s = float(line.data.get("longest_life_s", 0.0))
     facts.failed_step = line.step
+    facts.unproven_step = unproven_step(str(line.data["fault_class"]), line.step)
 
 
 def _unclaimed(facts: RunFacts, line: Line) -> None:
@@ -172,13 +209,15 @@ def _forgive(facts: RunFacts) -> None:
     facts.history = ()
     facts.culprits = ()
     facts.series_life_s = 0.0
-    facts.failed_step = None
+    facts.failed_step = facts.unproven_step = None
+    facts.before = None
 
 
 def _isolated(facts: RunFacts, line: Line) -> None:
     facts.excluded = (*facts.excluded, str(line.data["node"]))
     if line.data.get("by") == "rule":
-        facts.exclusions = (*facts.exclusions, line.mono_ns)
+        facts.exclusions = (*facts.exclusions, line.mono_ns)[-RECENT_KEPT:]
+        facts.exclusions_wall = (*facts.exclusions_wall, line.ts_ns)[-RECENT_KEPT:]
 
 
 def _released(facts: RunFacts, line: Line) -> None:
@@ -189,13 +228,16 @@ def _released(facts: RunFacts, line: Line) -> None:
 
 def _hold_wanted(facts: RunFacts, line: Line) -> None:
     facts.hold = str(line.data["by"]), str(line.data["reason"])
+    facts.unfit = tuple(str(node) for node in line.data.get("unfit", ()))
 
 
 def _hold_ended(facts: RunFacts, line: Line) -> None:
     facts.hold = None
+    facts.unfit = ()
 
 
 def _ended(facts: RunFacts, line: Line) -> None:
+    facts.before = None
     if line.step is not None:
         facts.farthest_step = max(line.step, facts.farthest_step or 0)
 

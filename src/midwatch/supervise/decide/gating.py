@@ -69,7 +69,9 @@ def _pass(core: Core, gate: Gate, results: Sequence[ProbeResult]) -> None:
     core.record("gate.probed", nodes=list(gate.nodes), failed=sorted(failed), unknown=unknown)
     if unknown:
         core.say(f"probes of {', '.join(unknown[:4])} did not answer; starting there all the same", "warning")
-    unfit = [result for result in failed.values() if not _replace(core, result)]
+    # One that a person has left out meanwhile needs no other answer.
+    asked = [result for result in failed.values() if result.node not in core.roster.excluded]
+    unfit = [result for result in asked if not _replace(core, result)]
     if unfit and core.hold is None:
         reason = f"node {unfit[0].node} is not fit to start on ({_reason(unfit[0])})"
         holding.want(core, "rule", reason, unfit=[result.node for result in unfit])
@@ -84,8 +86,8 @@ def _reason(result: ProbeResult) -> str:
     return f"probe {result.probe}: {result.text or 'failed'}"
 
 
-def newcomer(core: Core) -> None:
-    """A node joined: perhaps it can stand in for those that did not pass."""
+def relieve(core: Core) -> None:
+    """A node joined, or one was left out: perhaps others can now stand in for those that did not pass."""
     hold = core.hold
     if core.state == "held" and hold is not None and hold.unfit:
         core.cause = hold.cause

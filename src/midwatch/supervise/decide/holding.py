@@ -1,7 +1,8 @@
 """The hold: no ranks run and none start. A wide cause is waited out, not restarted into.
 
 A hold of ours ends by ``grade.green_rounds`` good rounds of probes in a row, and only on the side that has most of the
-last attempt's nodes; a person's ends by a person. Either ends the run (SV113) after ``grade.hold_max_s``.
+last attempt's nodes; a person's ends by a person. Either ends the run (SV113) after ``grade.hold_max_s``, and the
+smaller side gives up (SV114) when the others do not come back.
 """
 
 from __future__ import annotations
@@ -10,12 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from midwatch.core import CODES, format_seconds
+from midwatch.supervise.decide import sides
 from midwatch.supervise.decide.core import Core
-from midwatch.supervise.decide.model import Hold, Outcome
+from midwatch.supervise.decide.model import SECOND, Hold, Outcome
 from midwatch.supervise.messages import HoldRequested, NodesProbed, ProbeNodes, ProbeResult, ResumeRequested
-
-MAJORITY = 0.5
-"""Less of the last attempt's nodes than this are the smaller side of a partition."""
 
 
 def hold_requested(core: Core, event: HoldRequested) -> None:
@@ -36,10 +35,14 @@ def hold_requested(core: Core, event: HoldRequested) -> None:
 
 
 def want(core: Core, by: Literal["person", "rule"], reason: str, *, unfit: Iterable[str] = ()) -> None:
-    """No launch from here on."""
-    began_ns = core.hold.began_ns if core.hold is not None else None
+    """No launch from here on. What a person holds stays theirs: no rule may take it over, and so end it by probes."""
+    old = core.hold
+    if by == "rule" and old is not None and old.by == "person":
+        return
+    began_ns = old.began_ns if old is not None else None
     core.hold = Hold(by=by, reason=reason, cause=core.cause, began_ns=began_ns, unfit=tuple(unfit))
-    core.record("hold.wanted", by=by, reason=reason)
+    # Who takes over must know what another node may end.
+    core.record("hold.wanted", by=by, reason=reason, unfit=list(unfit))
 
 
 def enter(core: Core) -> None:
@@ -51,6 +54,7 @@ def enter(core: Core) -> None:
     core.move("held")
     core.cause = hold.cause = hold.cause or core.cause
     hold.began_ns = core.now_ns
+    core.short_since_ns = None
     core.record("run.held", by=hold.by, reason=hold.reason)
     limit_s = _limit_s(core, hold)
     if limit_s > 0:
@@ -89,7 +93,24 @@ def probe_due(core: Core) -> None:
     core.cause = hold.cause
     if hold.question:
         _not_green(core, hold, "the probes did not answer")
-    _ask(core, hold)
+    if not _is_forsaken(core):
+        _ask(core, hold)
+
+
+def _is_forsaken(core: Core) -> bool:
+    """The smaller side waits for the others as long as for a spare; then they are gone, or go on without us."""
+    if not sides.is_minority(core):
+        core.short_since_ns = None
+        return False
+    if core.short_since_ns is None:
+        core.short_since_ns = core.now_ns
+    wait_s = core.restart.spare_wait_s
+    if core.now_ns - core.short_since_ns <= wait_s * SECOND:
+        return False
+    sentence = f"only {sides.words(core)} are here, and no others came within {format_seconds(wait_s)}"
+    code = CODES["SV114"]
+    core.finish(Outcome(exit_code=code.exit_code, error="SV114", sentence=sentence, cause=core.cause))
+    return True
 
 
 def probed(core: Core, event: NodesProbed) -> None:
@@ -119,8 +140,8 @@ def _not_green(core: Core, hold: Hold, why: str) -> None:
 
 def against(core: Core, results: Sequence[ProbeResult]) -> str:
     """What speaks against going on; empty for nothing."""
-    if is_minority(core):
-        return f"only {len(members_left(core))} of the {_members(core)} nodes of the last attempt are in reach"
+    if sides.is_minority(core):
+        return f"only {sides.words(core)} of the last attempt are in reach"
     bad = [result for result in results if is_bad(result)]
     if not bad:
         return "" if results else "no node answered"
@@ -134,21 +155,6 @@ def is_bad(result: ProbeResult) -> bool:
     return result.status == "fail" or (result.status == "unknown" and not result.is_blind)
 
 
-def members_left(core: Core) -> list[str]:
-    """Nodes of the last attempt that are in reach."""
-    nodes = core.roster.nodes
-    return [n for n in core.attempt.nodes if n in nodes and nodes[n].is_live] if core.attempt is not None else []
-
-
-def _members(core: Core) -> int:
-    return len(core.attempt.nodes) if core.attempt is not None else 0
-
-
-def is_minority(core: Core) -> bool:
-    """The larger side of a partition may go on without us. (Half of two nodes is the plain loss of one.)"""
-    return len(members_left(core)) < MAJORITY * _members(core)
-
-
 def resume_requested(core: Core, event: ResumeRequested) -> None:
     """A person takes it upon them: the hold ends, budgets are full again, and no gate is in the way."""
     if core.memory.refill():
@@ -156,7 +162,7 @@ def resume_requested(core: Core, event: ResumeRequested) -> None:
     if core.hold is None:
         core.set_aside("not held")
         return
-    core.passed.update(core.doubtful)
+    core.passed.update(core.roster.nodes)
     release(core, "person", event.reason)
 
 

@@ -19,6 +19,9 @@ from midwatch.supervise.messages import IsolateNode, IsolateRequested, ReleaseNo
 
 CAP_WINDOW_S = 3600.0
 """``grade.exclude_share`` counts the exclusions of this long."""
+By = Literal["person", "rule", "record"]
+"""Who left a node out; ``record``: what earlier jobs wrote down against the machine."""
+
 
 
 def isolate_requested(core: Core, event: IsolateRequested) -> None:
@@ -26,7 +29,10 @@ def isolate_requested(core: Core, event: IsolateRequested) -> None:
     if event.node in core.roster.excluded:
         core.set_aside("left out already")
         return
-    _leave_out(core, event.node, event.reason, by="person")
+    _leave_out(core, event.node, event.reason, by=event.by)
+    if core.rules.is_adopted:
+        core.say(f"the next start should leave out node {event.node}: {event.reason}", "warning")
+        return
     is_training = core.is_live and core.attempt is not None and event.node in core.attempt.nodes
     when = "from the next attempt on" if is_training else "from now on"
     core.say(f"node {event.node} is left out {when}: {event.reason}", "warning")
@@ -48,14 +54,17 @@ def exclude(core: Core, nodes: Sequence[str], reason: str, *, incident: str = ""
     """Leave these nodes out by rule, all or none.
 
     Returns:
-        Whether that was possible: enough others are there, and the cap of one hour is not passed.
+        Whether they are out now: enough others are there, and the cap of one hour is not passed.
     """
     fresh = [node for node in dict.fromkeys(nodes) if node not in core.roster.excluded]
-    if not fresh or not has_others(core, fresh) or len(fresh) > room(core):
+    if not nodes or not has_others(core, fresh):
+        return False
+    if fresh and len(fresh) > room(core):
         return False
     for node in fresh:
         _leave_out(core, node, reason, by="rule", incident=incident)
-    core.say(f"leaving out {_names(fresh)}: {reason}", "warning")
+    if fresh:
+        core.say(f"leaving out {_names(fresh)}: {reason}", "warning")
     return True
 
 
@@ -84,10 +93,11 @@ def weigh(core: Core, verdict: Verdict) -> Verdict:
         return _on_another_node(core, verdict)
     for node in verdict.causal_nodes if verdict.action == "restart" else ():
         faults = core.memory.node_faults[node]
-        if verdict.is_hardware or faults > 1:
+        if node in broken or faults > 1:
             times = f", fault {faults} of this node without progress" if faults > 1 else ""
             exclude(core, [node], f"{row.title}{times}", incident=verdict.incident)
     return verdict
+    broken = _broken(verdict)
 
 
 def _to_doubt(core: Core, verdict: Verdict, *, is_whole_node: bool) -> tuple[str, ...]:
@@ -97,8 +107,27 @@ def _to_doubt(core: Core, verdict: Verdict, *, is_whole_node: bool) -> tuple[str
 
 
 def _without_domain(core: Core, verdict: Verdict) -> Verdict:
-    members = [node for node, domains in core.rules.topology if verdict.domain in domains and node in core.roster.nodes]
+    members = [node for node, domains in core.topology if verdict.domain in domains and node in core.roster.nodes]
     if not exclude(core, members, f"{verdict.domain} fails: {verdict.summary}", incident=verdict.incident):
+def _broken(verdict: Verdict) -> set[str]:
+    """Nodes whose own hardware failed; what else failed beside it did so for a reason of its own."""
+    if not verdict.is_hardware:
+        return set()
+    return {one.node for one in verdict.suspects if one.fault_class in ("", verdict.fault_class)}
+
+
+def note_incident(core: Core, nodes: Iterable[str]) -> None:
+    """Held against these machines from now on, as it will be when they join the next job."""
+    for node in nodes:
+        if node in core.roster.nodes:
+            core.roster.nodes[node].incidents += 1
+
+
+def incidents_of(core: Core, node: str) -> int:
+    """What is held against its machine, by this job and earlier ones."""
+    return core.roster.nodes[node].incidents if node in core.roster.nodes else 0
+
+
         return verdict
     return msgspec.structs.replace(verdict, action="restart", rule="domain-left-out")
 
@@ -131,7 +160,7 @@ def has_others(core: Core, nodes: Iterable[str]) -> bool:
     return usable >= core.roster.nnodes
 
 
-def _leave_out(core: Core, node: str, reason: str, *, by: Literal["person", "rule"], incident: str = "") -> None:
+def _leave_out(core: Core, node: str, reason: str, *, by: By, incident: str = "") -> None:
     core.roster.excluded.add(node)
     if by == "rule":
         core.exclusions.append(core.now_ns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midwatch.core import CODES
-from midwatch.supervise.decide import incidents, launching, stopping
+from midwatch.supervise.decide import adopting, incidents, launching, sides, stopping
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import SECOND, Attempt, Outcome
 from midwatch.supervise.messages import NodeJoined, NodeLost, StopRanks
@@ -90,10 +90,6 @@ def _settle_in(core: Core) -> None:
         return
     if "join" not in core.timers:
         core.arm("join", core.watch.agent_timeout_s / 2 if core.has_moved else core.restart.join_timeout_s)
-    if core.has_moved and core.attempt is not None and _returned(core) >= len(core.attempt.nodes) - 1:
-        _wait_no_longer_than(core, REJOIN_S)
-    if not _have_all_returned(core):
-        return
     attempt = core.attempt
     assert attempt is not None
     gone = [name for name in attempt.nodes if not _runs(core, name, attempt.number)]
@@ -119,13 +115,19 @@ def _start_over(core: Core, attempt: int) -> None:
 
 
 def _have_all_returned(core: Core) -> bool:
-    """Every node of the attempt that may still run is back."""
+    """Every node of the attempt that may still run is back, also one that gets no ranks from the next attempt on."""
     attempt = core.attempt
-    return attempt is not None and all(core.roster.is_usable(name) for name in attempt.nodes)
+    return attempt is not None and len(sides.in_reach(core)) == len(attempt.nodes)
 
 
 def _take_up(core: Core, gone: list[str]) -> None:
     """Carry on with what runs; a stop that was asked for meanwhile is due now."""
+    # Spares may be among those that are here, so this many at least are still to come.
+    missing = len(attempt.nodes) - core.roster.live_count
+    if core.has_moved and missing <= 1 and len(sides.in_reach(core)) >= len(attempt.nodes) - 1:
+        _wait_no_longer_than(core, REJOIN_S)
+    if missing > 0 or not _have_all_returned(core):
+        return
     launching.adopt(core)
     if core.stop is None and gone:
         incidents.open_incident(core, "agent_lost", samples=1, lost_nodes=gone)
@@ -144,31 +146,16 @@ def _runs(core: Core, name: str, attempt: int) -> bool:
     return node is not None and node.is_live and node.running_attempt == attempt
 
 
-def _returned(core: Core) -> int:
-    assert core.attempt is not None
-    return sum(core.roster.is_usable(name) for name in core.attempt.nodes)
-
-
-def _has_majority(core: Core) -> bool:
-    """Half is enough: whoever decides here holds the lock of the run folder, which no one else can hold.
-
-    Spares replace nodes but have no vote. A host that is known to be gone has none either, else the loss of the only
-    node could not be mended.
-    """
-    assert core.attempt is not None
-    nodes = len(core.attempt.nodes)
-    needed = (nodes + 1) // 2
-    return _returned(core) >= (min(needed, nodes - 1) if core.is_host_gone else needed)
-
-
 def join_timed_out(core: Core) -> None:
     """Go on with those that came back, or give up."""
     if core.state != "waiting":
         return
     attempt = core.attempt
-    if core.returning and core.has_moved and attempt is not None and not _has_majority(core):
+    # Nothing is started again here, so nobody can do so twice: those that are left judge, however few.
+    is_adopted = core.rules.is_adopted
+    if core.returning and core.has_moved and attempt is not None and sides.is_minority(core) and not is_adopted:
         _stay_put(core, attempt)
-    elif launching.has_returned(core) and attempt is not None:
+    elif attempt is not None and (launching.has_returned(core) or (core.returning and is_adopted)):
         _take_up(core, [name for name in attempt.nodes if not _runs(core, name, attempt.number)])
     elif core.returning and core.has_moved and attempt is not None:
         _start_over(core, attempt.number)
@@ -180,7 +167,7 @@ def join_timed_out(core: Core) -> None:
 
 def _stay_put(core: Core, attempt: Attempt) -> None:
     """The others may go on without us; if they come back in time, so do we."""
-    few = f"only {_returned(core)} of the {len(attempt.nodes)} nodes of attempt {attempt.number} are here"
+    few = f"only {sides.words(core)} of attempt {attempt.number} are here"
     if core.stop is not None:
         stopping.finish_on_request(core)
         return

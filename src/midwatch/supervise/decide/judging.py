@@ -8,6 +8,8 @@ from midwatch.core import CODES, format_seconds
 from midwatch.faults import Evidence, RankEvidence, ResumeReport, Verdict, Widths, class_of, has_moved_on, judge
 from midwatch.supervise.decide import holding, incidents, isolation, stopping
 from midwatch.supervise.decide.core import Core
+from midwatch.supervise.decide.facts import TORN_DOWN
+from midwatch.supervise.decide.memory import DESYNC
 from midwatch.supervise.decide.model import SECOND, Attempt, Incident, Outcome, Watching
 from midwatch.supervise.messages import EvidenceGathered, WriteVerdict
 
@@ -54,7 +56,12 @@ def _judge(core: Core, incident: Incident, gathered: Evidence) -> None:
         incident.has_second_look = True
         core.arm("second_look", SECOND_LOOK_S)
         return
-    core.memory.weigh_life(lived_s, has_steps=verdict.step is not None)
+    if adopting.is_tolerated(core, attempt, verdict):
+        adopting.tolerate(core, incident, evidence, verdict)
+        return
+    if verdict.fault_class != TORN_DOWN:
+        core.memory.judge_anew()
+    core.memory.weigh_life(lived_s, has_steps=_has_steps(core, evidence, verdict))
     if len(core.memory.history) < len(evidence.history):
         # It lived long enough to have got somewhere: a new series of failures, so judge without the old ones.
         evidence = msgspec.structs.replace(evidence, history=())
@@ -64,6 +71,12 @@ def _judge(core: Core, incident: Incident, gathered: Evidence) -> None:
 
 def _verdict_on(core: Core, evidence: Evidence) -> Verdict:
     rules = core.rules.grade
+def _has_steps(core: Core, evidence: Evidence, verdict: Verdict) -> bool:
+    """Whether steps tell of progress: they do where the script has the five lines, also before its first step."""
+    is_attached = any(rank.is_attached for rank in evidence.ranks)
+    return verdict.step is not None or is_attached or core.memory.farthest_step is not None
+
+
     widths = Widths(rules.fleet_nodes, rules.fleet_share, rules.silent_share)
     return judge(evidence, same_failure_limit=core.restart.same_failure_limit, widths=widths)
 
@@ -82,13 +95,16 @@ def _complete(core: Core, incident: Incident, attempt: Attempt, gathered: Eviden
         ranks.append(rank)
     return msgspec.structs.replace(
         gathered,
+    recent = core.memory.recent_faults(core.now_ns, core.rules.grade.window_s)
+    # Those that failed a moment ago and were replaced since, too: a switch takes its nodes down one after the other.
+    nodes = _nodes(core, attempt) | {node for node, _ in recent}
         ranks=tuple(ranks),
         lost_nodes=tuple(dict.fromkeys((*gathered.lost_nodes, *incident.lost_nodes))),
-        nodes_total=len(_nodes(core, attempt)),
-        topology=tuple(row for row in core.rules.topology if row[0] in _nodes(core, attempt)),
-        recent=core.memory.recent_faults(core.now_ns, core.rules.grade.window_s),
+        nodes_total=len(nodes),
+        topology=tuple(row for row in core.topology if row[0] in nodes),
+        recent=recent,
         silent_nodes=_silent(core, attempt),
-        history=tuple(core.memory.history),
+        history=core.memory.earlier_failures,
         lived_s=lived_s,
         has_progressed=core.memory.has_progressed,
         has_advanced=attempt.step is not None and attempt.step != incident.step_at_open,
@@ -214,3 +230,5 @@ def _what_next(core: Core, is_restart: bool) -> str:
     wait_s = core.memory.backoff_s
     when = f"in {format_seconds(wait_s)}" if wait_s else "now"
     return f"restarting {when} from the newest verified checkpoint ({used} of {most} restarts without progress)"
+    if core.hold is not None and core.hold.by == "person":
+        return "held until a person lets it go on"

@@ -8,6 +8,9 @@ from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import Attempt, Outcome
 from midwatch.supervise.messages import LaunchAttempt
 
+_NAMED = 8
+"""Nodes that a sentence lists."""
+
 
 def proceed(core: Core) -> None:
     """Launch when every place is held by a clean node; otherwise wait for that, bounded by ``join_timeout_s``."""
@@ -51,10 +54,13 @@ def launch(core: Core) -> None:
     core.passed.clear()
     attempt = core.attempt
     if core.recovering is not None:
+    core.memory.before = None
         core.cause = core.recovering.cause
         core.arm("alive", ALIVE_S)
     for placement in attempt.placements:
         core.roster.nodes[placement.node].running_attempt = attempt.number
+    if core.launches == 1:
+        _check_topology(core)
     core.move("starting")
     restarts = core.launches - 1
     core.record(
@@ -78,6 +84,18 @@ def launch(core: Core) -> None:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+def _check_topology(core: Core) -> None:
+    """A file that calls the nodes otherwise is of no use, and nothing else would ever say so."""
+    named = [name for name, _ in core.topology]
+    if named and not any(name in core.roster.nodes for name in named):
+        ours = next(iter(core.roster.nodes), "")
+        core.say(
+            f"the topology names none of this run's nodes ({named[0]} and so on; here they are called {ours} and so on),"
+            " so faults are not traced to what they share",
+            "warning",
+        )
+
 
 
 ALIVE_S = 30.0
@@ -115,6 +133,10 @@ def give_up_waiting(core: Core) -> None:
     core.finish(Outcome(exit_code=CODES[error].exit_code, error=error, sentence=sentence, cause=core.cause))
 
 
+    if core.roster.excluded:
+        sentence += f"; left out: {', '.join(sorted(core.roster.excluded)[:_NAMED])}"
+    if core.rules.is_adopted:
+        sentence = adopting.who_is_missing(core, wait_s(core))
 def _is_busy(core: Core, name: str) -> bool:
     node = core.roster.nodes.get(name)
     return node is not None and node.running_attempt != 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Protocol
 
 from midwatch.config import RestartConfig
 from midwatch.supervise.decide.budgets import Budgets
@@ -21,6 +22,18 @@ SHORT_LIFE_S = 30.0
 """An attempt shorter than this has hardly more than imported its libraries: never evidence of progress."""
 PROVEN_LIFE_S = 60.0
 """A script that lived this long once was past its imports: a later import error is not its author's first typo."""
+DESYNC = "collective_mismatch"
+UNSEEN_STEPS = 48
+"""So far ranks may get before it is seen that they are out of step, across nodes: three of the steps at which those are
+compared (a multiple of 16). On one node it is two steps."""
+
+
+class Earlier(Protocol):
+    """What was remembered before a judgement."""
+
+    @property
+    def history(self) -> tuple[tuple[str, int | None], ...]: ...
+    def restore(self, memory: Memory) -> None: ...
 
 
 class Memory:
@@ -41,12 +54,16 @@ class Memory:
         """The newest step ever finished by all attached ranks; never falls."""
         self.failed_step: int | None = None
         """The step of the newest failure; progress counts beyond it."""
+        self.unproven_step: int | None = None
+        """Ranks had gone out of step: up to here they may have done so again without anybody having seen it yet."""
         self.verified_step: int | None = None
         self.node_faults: Counter[str] = Counter()
         """Node -> faults it caused since the last progress."""
         self.series_life_s = 0.0
         """The longest life of an attempt in the current series of failures."""
         self.longest_life_s = 0.0
+        self.before: Earlier | None = None
+        """An earlier process of the coordinator judged the attempt that still runs, and did not live to end it."""
 
     @property
     def has_progressed(self) -> bool:
@@ -78,10 +95,24 @@ class Memory:
         self.series_life_s = max(self.series_life_s, lived_s)
         self.longest_life_s = max(self.longest_life_s, lived_s)
 
-    def note_failure(self, fingerprint: str, step: int | None, node: str = "") -> None:
+    @property
+    def earlier_failures(self) -> tuple[tuple[str, int | None], ...]:
+        """``history``, without what was judged of the attempt that is to be judged now."""
+        return tuple(self.history) if self.before is None else self.before.history
+
+    def judge_anew(self) -> None:
+        """What was made of this attempt before does not count beside what is made of it now."""
+        if self.before is not None:
+            reached = self.farthest_step, self.verified_step
+            self.before.restore(self)
+            self.farthest_step, self.verified_step = reached
+            self.before = None
+
+    def note_failure(self, fingerprint: str, step: int | None, node: str = "", fault_class: str = "") -> None:
         self.history.append((fingerprint, step))
         self.culprits.append(node)
         self.failed_step = step
+        self.unproven_step = unproven_step(fault_class, step)
 
     def note_causal(self, nodes: Iterable[str], now_ns: int) -> None:
         """These nodes failed by themselves."""
@@ -112,14 +143,17 @@ class Memory:
         # One step of tolerance: at the same batch two ranks may be caught on either side of the boundary.
         if self.failed_step is not None and step <= self.failed_step + 1:
             return False
-        return self.refill()
+        return not self._is_unproven(step) and self.refill()
 
     def note_verified(self, step: int) -> bool:
         """A checkpoint of ``step`` became verified; True when that refilled a used budget."""
         if self.verified_step is not None and step <= self.verified_step:
             return False
         self.verified_step = step
-        return self.refill()
+        return not self._is_unproven(step) and self.refill()
+
+    def _is_unproven(self, step: int) -> bool:
+        return self.unproven_step is not None and step <= self.unproven_step
 
     def refill(self) -> bool:
         """A clean start; True when something had been used."""
@@ -128,6 +162,12 @@ class Memory:
         self.history.clear()
         self.culprits.clear()
         self.node_faults.clear()
-        self.failed_step = None
+        self.failed_step = self.unproven_step = None
         self.series_life_s = 0.0
+        self.before = None
         return was_used
+
+
+def unproven_step(fault_class: str, step: int | None) -> int | None:
+    """Up to which step neither steps nor checkpoints are progress after a failure of this class; None: no matter."""
+    return step + UNSEEN_STEPS if fault_class == DESYNC and step is not None else None

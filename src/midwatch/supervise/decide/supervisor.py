@@ -113,7 +113,7 @@ class Supervisor:
             core.exclusions = [facts.launched_ns for _ in facts.exclusions]
         if facts.hold is not None:
             by: Literal["person", "rule"] = "person" if facts.hold[0] == "person" else "rule"
-            core.hold = Hold(by=by, reason=facts.hold[1], cause="")
+            core.hold = Hold(by=by, reason=facts.hold[1], cause="", unfit=facts.unfit)
         if facts.attempt:
             core.attempt = Attempt(
                 number=facts.attempt,
@@ -121,7 +121,7 @@ class Supervisor:
                 placements=facts.placements,
                 is_allowed=facts.is_allowed,
             )
-            core.returning = facts.attempt
+            core.returning = core.inherited = facts.attempt
             core.roster.places = [placement.node for placement in facts.placements]
         return supervisor
 
@@ -194,6 +194,7 @@ class Supervisor:
             "max_restarts": core.restart.max_restarts,
             "held": core.hold.reason if core.hold else None,
             "excluded": sorted(core.roster.excluded),
+            "held_by": core.hold.by if core.hold else None,
             "incident": core.incident.id if core.incident else None,
             "recovering_from": core.recovering.id if core.recovering else None,
             "stop_reason": core.stop.reason if core.stop else None,
@@ -318,7 +319,7 @@ def _and_go_on(handler: Callable[[Core, _E], None]) -> Callable[[Core, _E], None
 
 def _node_joined(core: Core, event: NodeJoined) -> None:
     joining.node_joined(core, event)
-    gating.newcomer(core)
+    gating.relieve(core)
     if core.state == "held":
         launching.go_on(core)
 
@@ -330,6 +331,11 @@ def _gate_timed_out(core: Core) -> None:
 
 _HANDLERS: dict[type[Any], Callable[[Core, Any], None]] = dict(
     [
+def _isolate_requested(core: Core, event: IsolateRequested) -> None:
+    isolation.isolate_requested(core, event)
+    gating.relieve(core)
+
+
         _on(NodeJoined, _node_joined),
         _on(NodeLost, joining.node_lost),
         _on(LaunchFailed, stopping.launch_failed),
@@ -347,7 +353,7 @@ _HANDLERS: dict[type[Any], Callable[[Core, Any], None]] = dict(
         _on(NodesProbed, _and_go_on(gating.probed)),
         _on(HoldRequested, holding.hold_requested),
         _on(ResumeRequested, _and_go_on(holding.resume_requested)),
-        _on(IsolateRequested, _and_go_on(isolation.isolate_requested)),
+        _on(IsolateRequested, _and_go_on(_isolate_requested)),
         _on(ReleaseRequested, _and_go_on(isolation.release_requested)),
         _on(StopRequested, stopping.stop_requested),
         _on(Ticked, _ticked),

@@ -25,7 +25,7 @@ TREES = {path: ast.parse(text, str(path)) for path, text in TEXTS.items()}
 TORCH_FREE = [
     *((name,) for name in ("audit.exporters", "audit.importers", "audit.index")),
     *((name,) for name in ("core", "config", "storage", "pulse", "faults", "supervise", "supervise.decide", "audit")),
-    *((name,) for name in ("probes", "cluster")),
+    *((name,) for name in ("probes", "cluster", "guards", "triage")),
     *((name,) for name in ("checkpoint", "checkpoint.format", "checkpoint.persist", "cli.main", "testing")),
     ("supervise.agent", "supervise.coordinator", "supervise.guardian", "supervise.launcher"),
     tuple(f"cli.{path.stem}" for path in sorted((PACKAGE / "cli").glob("*.py")) if path.stem != "__init__"),
@@ -36,7 +36,7 @@ ENVIRONMENT = ("config/", "pulse/", "testing/", "supervise/parked.py")
 """The parked process becomes a rank, and so takes a rank's environment on."""
 
 OUTSIDE = {
-    "audit/provenance.py": "git, bounded",
+    "audit/provenance_git.py": "git, bounded",
     "checkpoint/address.py": "the receipt store's listening socket and the own address",
     "checkpoint/board_server.py": "the receipt store",
     "checkpoint/net_board.py": "connections to the receipt store",
@@ -111,8 +111,8 @@ WALL_CLOCK = {
 
 ROOMS = [
     *("audit.exporters", "audit.importers", "audit.index"),
-    *("core", "config", "storage", "pulse", "faults", "probes", "cluster", "audit"),
-    *("checkpoint", "checkpoint.format", "train", "testing"),
+    *("core", "config", "storage", "pulse", "faults", "probes", "cluster", "guards", "audit"),
+    *("checkpoint", "checkpoint.format", "triage", "train", "testing"),
 ]
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from midwatch.checkpoint import Checkpointer, Identity, ResumePoint
 from midwatch.config import CheckpointConfig
+from midwatch.core import Provenance
 from midwatch.testing import Notes
 
 
@@ -30,7 +31,16 @@ class Position:
 class Job:
     """One attempt of a run."""
 
-    def __init__(self, run_dir: Path, attempt: int = 1, *, run: str = "mine", config_hash: str = "", **config: Any):
+    def __init__(
+        self,
+        run_dir: Path,
+        attempt: int = 1,
+        *,
+        run: str = "mine",
+        config_hash: str = "",
+        provenance: Provenance | None = None,
+        **config: Any,
+    ):
         torch.manual_seed(1)
         self.model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3), nn.Linear(8, 2))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
@@ -38,8 +48,10 @@ class Job:
         self.notes = Notes()
         self.attempt = attempt
         settings = msgspec.convert({"async_save": False, **config}, CheckpointConfig)
+        config_hash = config_hash or (provenance.semantic.hash if provenance else "")
         identity = Identity(run=run, attempt=attempt, config_hash=config_hash)
         self.ckpt = Checkpointer(run_dir, settings, identity=identity, recorder=self.notes)
+        self.ckpt.provenance = provenance
         self.ckpt.track(model=self.model, optimizer=self.optimizer, data=self.data)
 
     def train(self, first: int, last: int, save_at: tuple[int, ...] = ()) -> None:

@@ -10,7 +10,8 @@ import pytest
 from resume_jobs import Job, name, resumed, trained
 
 from midwatch.checkpoint.format import list_checkpoints, mark_suspect, read_resumes
-from midwatch.core import CheckpointError
+from midwatch.config import semantic_section
+from midwatch.core import CheckpointError, CodeState, Provenance
 
 pytestmark = [pytest.mark.torch, pytest.mark.procs]
 
@@ -200,6 +201,44 @@ def test_another_configuration_is_refused_unless_a_reason_is_given(run_dir: Path
     _, notes = resumed(run_dir, 4, config_hash="c2", resume={"accept": "half the learning rate"})
     (accepted,) = notes.of("resume.accepted")
     assert accepted == {"name": name(6), "differs": ["configuration c1, not c2"], "reason": "half the learning rate"}
+
+
+def origin(script: str, *, is_installed: bool = False, **params: float) -> Provenance:
+    code = CodeState(hash=script, entry=script, is_entry_installed=is_installed)
+    return Provenance(semantic=semantic_section(params, {}), code=code)
+
+
+def test_the_parameter_that_differs_is_named_with_both_values(tmp_path: Path) -> None:
+    trained(tmp_path, 1, (3,), provenance=origin("train.py", lr=0.1, seed=1))
+    error = refusal(tmp_path, 2, provenance=origin("train.py", lr=0.05, seed=1))
+    assert error.code == "CK207"
+    assert error.message.endswith(": params.lr 0.1 -> 0.05")
+    assert error.context["changes"] == [{"name": "params.lr", "change": "changed", "old": 0.1, "new": 0.05}]
+    point, notes = resumed(tmp_path, 3, accept="spike", provenance=origin("train.py", lr=0.05, seed=1))
+    assert point.provenance == origin("train.py", lr=0.1, seed=1)
+    (accepted,) = notes.of("resume.accepted")
+    assert accepted["differs"][0].endswith("params.lr 0.1 -> 0.05")
+
+
+def test_another_script_is_refused_where_neither_declares_parameters(tmp_path: Path) -> None:
+    """Both would otherwise be one experiment: the default run folder is the same for all scripts of a folder."""
+    trained(tmp_path, 1, (3,), provenance=origin("train.py"))
+    error = refusal(tmp_path, 2, provenance=origin("other.py"))
+    assert error.code == "CK207"
+    assert "was written by train.py, this is other.py" in error.message
+    assert "run.dir" in error.hint
+    _, notes = resumed(tmp_path, 3, accept="renamed", provenance=origin("other.py"))
+    assert notes.of("resume.accepted")[0]["differs"] == ['entry script "train.py" -> "other.py"']
+    # Where the name says little, or nothing is known, there is no refusal.
+    resumed(tmp_path, 4, provenance=origin("pytest/__main__.py", is_installed=True))
+    resumed(tmp_path, 5, provenance=origin(""))
+    resumed(tmp_path, 6)
+
+
+def test_another_script_with_the_same_parameters_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trained(tmp_path, 1, (3,), provenance=origin("train.py", lr=0.1))
+    resumed(tmp_path, 2, provenance=origin("renamed.py", lr=0.1))
+    assert 'written by another script: entry script "train.py" -> "renamed.py"' in caplog.text
 
 
 def test_a_reason_that_stays_in_the_settings_is_used_only_where_something_differs(run_dir: Path) -> None:

@@ -3,34 +3,58 @@
 from midwatch.audit.journal import Journal, read_journal
 from midwatch.audit.ledger import Ledger, Seal, seal_of
 from midwatch.audit.line import GENESIS, LedgerLine
-from midwatch.audit.provenance import Provenance, code_hash, collect_provenance, entry_script, git_state
+from midwatch.audit.provenance import EarlyLook, Facts, code_state, collect_provenance, installed_packages
+from midwatch.audit.provenance_code import ProjectCode, entry_script, project_files, shown_texts
+from midwatch.audit.provenance_git import GitState, look_at_git
+from midwatch.audit.provenance_record import (
+    AttemptRecord,
+    CodeTexts,
+    read_record,
+    read_texts,
+    recorded_attempts,
+    write_record,
+    write_texts,
+)
 from midwatch.audit.reading import known_checkpoints, ledger_files, merged, read_ledger
 from midwatch.audit.runfile import RunInfo, ensure_run, read_run
 from midwatch.audit.verify import LedgerProblem, LedgerReport, RunLedgerReport, verify_ledger, verify_run
 
 __all__ = [
     "GENESIS",
+    "AttemptRecord",
+    "CodeTexts",
+    "EarlyLook",
+    "Facts",
+    "GitState",
     "Journal",
     "Ledger",
     "LedgerLine",
     "LedgerProblem",
     "LedgerReport",
-    "Provenance",
+    "ProjectCode",
     "RunInfo",
     "RunLedgerReport",
     "Seal",
-    "code_hash",
+    "code_state",
     "collect_provenance",
     "ensure_run",
     "entry_script",
-    "git_state",
+    "installed_packages",
     "known_checkpoints",
     "ledger_files",
+    "look_at_git",
     "merged",
+    "project_files",
     "read_journal",
     "read_ledger",
+    "read_record",
     "read_run",
+    "read_texts",
+    "recorded_attempts",
     "seal_of",
+    "shown_texts",
     "verify_ledger",
     "verify_run",
+    "write_record",
+    "write_texts",
 ]

@@ -1,141 +1,125 @@
-"""What code and which settings made these numbers: hashes for machines, the commit for people."""
+"""What code and which settings made these numbers: hashes for machines, names and values for people."""
 
 from __future__ import annotations
 
-import hashlib
-import subprocess
+import os
 import sys
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
 
-from midwatch.config import config_hash
+from midwatch.audit.provenance_code import ProjectCode
+from midwatch.audit.provenance_git import GIT_TIMEOUT_S, NO_GIT, GitState, look_at_git
+from midwatch.config import Config, make_section, redact_list, semantic_section
+from midwatch.core import CodeState, Provenance
 
-_GIT_TIMEOUT_S = 3.0
-"""Covers one local git query; a repository on a sick network mount must not hold up the start of training."""
-
-_INSTALLED = ("site-packages", "dist-packages")
 _LIBRARIES = ("midwatch", "torch", "numpy", "safetensors")
+_MAX_WORDS = 200
+_MAX_WORD = 300
+_MAX_PACKAGES = 3000
 
 
-class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """Recorded once an attempt."""
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What only the training process knows."""
 
-    config_hash: str
-    code_hash: str
-    entry: str
-    """The script, relative to its project folder."""
-    files: int
-    """How many source files the code hash covers."""
-    git_commit: str = ""
-    git_dirty: bool | None = None
-    """Tracked files differ from the commit; None without git."""
-    python: str = ""
+    params: Mapping[str, Any] = {}
+    """The script's own parameters."""
+    config: Config = Config()
+    layout: Mapping[str, Any] = {}
+    observed: Mapping[str, Any] = {}
     libraries: dict[str, str] = {}
+    """Versions beside those of Python packages: CUDA, NCCL, the driver."""
 
 
-def collect_provenance(params: Mapping[str, Any], train: Mapping[str, Any], entry: Path | None = None) -> Provenance:
-    """Everything above, at this moment: modules imported later are not covered.
+def collect_provenance(facts: Facts, code: ProjectCode, git: GitState = NO_GIT) -> Provenance:
+    """All of it, with the modules that ``code`` has seen.
 
-    Blocking: at most two git queries of 3 s each.
+    Raises:
+        ConfigError: CF103, CF106 for parameters that cannot be written down.
     """
-    script = entry_script() if entry is None else entry
-    files = project_files(script)
-    commit, dirty = git_state(script.parent) if script else ("", None)
+    settings = msgspec.to_builtins(facts.config)
+    train = settings.pop("train")
     return Provenance(
-        config_hash=config_hash(params, train),
-        code_hash=_hash_files(files),
-        entry=script.name if script else "",
-        files=len(files),
-        git_commit=commit,
-        git_dirty=dirty,
-        python=sys.version.split()[0],
-        libraries=_versions(),
+        semantic=semantic_section(facts.params, train),
+        layout=make_section("layout", facts.layout),
+        operational=make_section("operational", settings),
+        observed=make_section("observed", facts.observed),
+        code=code_state(code, git),
+        command=_command(sys.argv[1:]),
+        libraries={"python": sys.version.split()[0], **_versions(), **facts.libraries},
     )
 
 
-def code_hash(entry: Path | None = None, modules: Iterable[ModuleType] | None = None) -> str:
-    """16 hex digits over the entry script and the project modules imported so far; empty without a script.
+def code_state(code: ProjectCode, git: GitState, step: int | None = None) -> CodeState:
+    """The files seen by now, and where git says that they come from."""
+    return CodeState(
+        hash=code.hash,
+        entry=code.entry_name,
+        is_entry_installed=code.is_entry_installed,
+        files=code.files,
+        count=len(code.digests),
+        step=step,
+        commit=git.commit,
+        is_dirty=git.is_dirty,
+        diff_digest=git.diff_digest,
+    )
 
-    The names count relative to the project folder, so the same code in another place has the same hash.
+
+class EarlyLook:
+    """A first look at the code, at git and at the installed packages, in a thread while the script builds its model.
+
+    Args:
+        entry: The script; by default this process's.
     """
-    return _hash_files(project_files(entry_script() if entry is None else entry, modules))
+
+    def __init__(self, entry: Path | None = None) -> None:
+        self.code = ProjectCode(entry)
+        self.git = NO_GIT
+        self.packages: dict[str, str] = {}
+        self._folder = self.code.entry.parent if self.code.entry is not None else Path.cwd()
+        self._thread = threading.Thread(target=self._look, name="midwatch-provenance", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> EarlyLook:
+        """Blocking: until it is done, at most twice the time of one git query, counted from the beginning."""
+        self._thread.join(2 * GIT_TIMEOUT_S + 1)
+        return self
+
+    def _look(self) -> None:
+        self.code.look()
+        self.git = look_at_git(self._folder)
+        self.packages = installed_packages()
 
 
-def entry_script() -> Path | None:
-    """The script this process runs; None in an interactive session."""
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
-    return Path(file).resolve() if isinstance(file, str) else None
+def installed_packages() -> dict[str, str]:
+    """Name to version, from the names of the packages' records: their contents are not read."""
+    found: dict[str, str] = {}
+    for record in _package_records():
+        name, _, version = record.removesuffix(".dist-info").rpartition("-")
+        if name and len(found) < _MAX_PACKAGES:
+            found.setdefault(name.lower().replace("_", "-"), version)
+    return dict(sorted(found.items()))
 
 
-def project_files(entry: Path | None, modules: Iterable[ModuleType] | None = None) -> dict[str, Path]:
-    """Relative name to path of the script and of the imported modules under its folder, without installed packages."""
-    if entry is None:
-        return {}
-    script = entry.resolve()
-    root = _root_of(script)
-    files = {script.relative_to(root).as_posix(): script}
-    for module in list(sys.modules.values()) if modules is None else modules:
-        name = getattr(module, "__file__", None)
-        # Looked at as text first: resolving the paths of two thousand installed modules takes a tenth of a second.
-        if isinstance(name, str) and name.endswith(".py") and set(_INSTALLED).isdisjoint(name.split("/")):
-            path = Path(name).resolve()
-            if path.is_relative_to(root) and not _is_installed(path, root):
-                files[path.relative_to(root).as_posix()] = path
-    return files
-
-
-def git_state(folder: Path) -> tuple[str, bool | None]:
-    """The commit checked out around ``folder`` and whether tracked files differ from it; ``("", None)`` without git."""
-    commit = _git(folder, "rev-parse", "HEAD")
-    if not commit:
-        return "", None
-    status = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return commit, None if status is None else bool(status)
-
-
-def _root_of(script: Path) -> Path:
-    # ``python -m package.train``: the project is the folder that holds the package.
-    root = script.parent
-    while (root / "__init__.py").exists() and root != root.parent:
-        root = root.parent
-    return root
-
-
-def _is_installed(path: Path, root: Path) -> bool:
-    if not set(_INSTALLED).isdisjoint(path.parts):
-        return True
-    prefix = Path(sys.prefix).resolve()
-    return prefix != root and prefix.is_relative_to(root) and path.is_relative_to(prefix)
-
-
-def _hash_files(files: Mapping[str, Path]) -> str:
-    if not files:
-        return ""
-    total = hashlib.sha256(b"midwatch code 1\n")
-    for name in sorted(files):
+def _package_records() -> Iterator[str]:
+    # In the order of the path: of a package that is there twice the first one is imported.
+    for folder in sys.path:
+        if "-packages" not in folder:
+            continue
         try:
-            digest = hashlib.sha256(files[name].read_bytes()).hexdigest()
+            with os.scandir(folder) as entries:
+                yield from sorted(entry.name for entry in entries if entry.name.endswith(".dist-info"))
         except OSError:
-            digest = "unreadable"
-        total.update(f"{name}\0{digest}\n".encode("utf-8", "backslashreplace"))
-    return total.hexdigest()[:16]
+            continue
 
 
-def _git(folder: Path, *query: str) -> str | None:
-    # No optional locks: looking must not write. No fsmonitor: looking must not start programs the repository names.
-    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder), *query]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, stdin=subprocess.DEVNULL, text=True, timeout=_GIT_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+def _command(words: list[str]) -> tuple[str, ...]:
+    kept = tuple(str(word)[:_MAX_WORD] for word in redact_list(words[:_MAX_WORDS]))
+    return (*kept, f"and {len(words) - _MAX_WORDS} more") if len(words) > _MAX_WORDS else kept
 
 
 def _versions() -> dict[str, str]:

@@ -35,7 +35,7 @@ from midwatch.checkpoint.saver import Saver
 from midwatch.checkpoint.stage import sweep_arenas
 from midwatch.checkpoint.tracked import Tracked
 from midwatch.config import CheckpointConfig
-from midwatch.core import CheckpointError, NullRecorder, Recorder
+from midwatch.core import CheckpointError, NullRecorder, Provenance, Recorder
 from midwatch.storage import sha256_hex
 
 
@@ -97,6 +97,15 @@ class Checkpointer:
     @group.setter
     def group(self, group: ControlGroup) -> None:
         self._group = group
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """What checkpoints say of their settings and code, and a resume compares; rank 0's counts."""
+        return self._saver.provenance
+
+    @provenance.setter
+    def provenance(self, provenance: Provenance | None) -> None:
+        self._saver.provenance = provenance
 
     def track(
         self,
@@ -226,6 +235,7 @@ class Checkpointer:
             attempt=me.attempt,
             world_size=me.world_size,
             config_hash=me.config_hash,
+            provenance=self.provenance,
             mode=mode,
             path=path,
             accept=accept or rules.accept,

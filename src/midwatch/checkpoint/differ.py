@@ -11,6 +11,7 @@ import msgspec
 from midwatch.checkpoint.manifest import Manifest, TensorRecord
 from midwatch.checkpoint.ranges import CheckedTensors
 from midwatch.checkpoint.stats import Stats, TensorStats, read_stats
+from midwatch.core import changed_section
 from midwatch.storage import new_digest
 
 _FACTS = ("run", "attempt", "step", "world_size", "loss", "config_hash", "code_hash", "parent", "save_optimizer")
@@ -146,4 +147,8 @@ def _facts(one: Manifest, two: Manifest) -> list[Fact]:
     pairs = [(name, getattr(one, name), getattr(two, name)) for name in _FACTS]
     for word, a, b in (("metric", one.metrics, two.metrics), ("section", one.sections, two.sections)):
         pairs += [(f"{word} {name}", a.get(name), b.get(name)) for name in sorted({*a, *b})]
-    return [Fact(name=name, a=a, b=b) for name, a, b in pairs if a != b]
+    found = [Fact(name=name, a=a, b=b) for name, a, b in pairs if a != b]
+    if one.provenance is not None and two.provenance is not None:
+        changes = changed_section(one.provenance.semantic, two.provenance.semantic)
+        found += [Fact(name=f"parameter {change.name}", a=change.old, b=change.new) for change in changes]
+    return found

@@ -11,6 +11,7 @@ from midwatch.checkpoint.adopt import (
     verify_adopted,
 )
 from midwatch.checkpoint.board_choice import fail_save
+from midwatch.checkpoint.candidate import Candidate, candidate_of
 from midwatch.checkpoint.catalog import (
     LATEST,
     PARTIAL_SUFFIX,
@@ -24,6 +25,7 @@ from midwatch.checkpoint.catalog import (
     newest_verified,
 )
 from midwatch.checkpoint.differ import Difference, Fact, TensorChange, compare
+from midwatch.checkpoint.experiment import OtherExperiment, other_experiment
 from midwatch.checkpoint.export import ExportReport, export_safetensors
 from midwatch.checkpoint.image import (
     FORMAT_VERSION,
@@ -96,6 +98,7 @@ __all__ = [
     "Adopted",
     "AnyOf",
     "Best",
+    "Candidate",
     "CheckpointInfo",
     "Difference",
     "EveryHours",
@@ -109,6 +112,7 @@ __all__ = [
     "Lineage",
     "Manifest",
     "ManifestDraft",
+    "OtherExperiment",
     "Overtaken",
     "Pinned",
     "Problem",
@@ -131,6 +135,7 @@ __all__ = [
     "VerifyReport",
     "WriterClient",
     "adopt",
+    "candidate_of",
     "candidates",
     "committed_names",
     "compare",
@@ -149,6 +154,7 @@ __all__ = [
     "mark_suspect",
     "move_latest",
     "newest_verified",
+    "other_experiment",
     "parse_header",
     "pin_checkpoint",
     "places_of",

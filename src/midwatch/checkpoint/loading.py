@@ -135,6 +135,7 @@ class Loader:
             rejected=tuple(chooser.rejected),
             tier=candidate.tier,
             world_size=manifest.world_size,
+            provenance=manifest.provenance,
             restored=restored,
             missing=(*(s for s in SECTIONS if s not in restored), *(f"rng.{name}" for name in skipped)),
         )

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from midwatch.checkpoint.image import FORMAT_VERSION, Owned, TensorEntry, is_placed
-from midwatch.core import UNREADABLE, CheckpointError, CheckpointName
+from midwatch.core import UNREADABLE, CheckpointError, CheckpointName, Provenance
 from midwatch.storage import CHUNK_BYTES, canonical_json, read_regular, read_uncached, sha256_hex
 
 MANIFEST_FILE = "MANIFEST.json"
@@ -127,6 +127,8 @@ class ManifestDraft(msgspec.Struct, frozen=True, kw_only=True):
     ledger_head: str = ""
     sections: dict[str, bool] = {}
     save_optimizer: bool = True
+    provenance: Provenance | None = None
+    """Which settings and code; None in older manifests, and without midwatch's ``Run``."""
 
 
 class Manifest(ManifestDraft, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ Each candidate passes these rules, in this order. What is *refused* ends the res
 be no better; what is *passed over* stays where it is, and the next older one is looked at.
 
 * not signed with this run's key (CK109): passed over; when no signed one is left refused, unless a reason was given
-* another run's (CK203) or another configuration's (CK207): refused, unless a reason was given
+* another run's (CK203) or another experiment's (CK207, see ``experiment``): refused, unless a reason was given
 * tried too often (CK208): passed over while an older one is left; the last one is taken with a warning in mode
   ``auto`` and refused in mode ``must``
 
@@ -23,10 +23,11 @@ import msgspec
 
 from midwatch.checkpoint.candidate import Candidate, LocalCopy, candidate_of, common, follow
 from midwatch.checkpoint.catalog import USABLE, CheckpointInfo, info_of, list_checkpoints
+from midwatch.checkpoint.experiment import other_experiment
 from midwatch.checkpoint.lineage import Lineage, Outcome, ResumeRecord, proven_attempts, write_resume
 from midwatch.checkpoint.signing import SigningKey, load_key, signature_fault
 from midwatch.checkpoint.verify import verify_checkpoint
-from midwatch.core import CheckpointError, Recorder
+from midwatch.core import CheckpointError, Provenance, Recorder
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     world_size: int = 1
     config_hash: str = ""
+    provenance: Provenance | None = None
+    """Rank 0's: names what differs."""
     mode: Mode = "auto"
     path: str = ""
     accept: str = ""
@@ -141,13 +144,12 @@ class Offers:
             if not (wish.accept or wish.path):
                 raise CheckpointError("CK203", message, checkpoint=candidate.name, run=candidate.run)
             differs.append(f"run {candidate.run}, not {wish.run}")
-        elif candidate.config_hash and wish.config_hash and candidate.config_hash != wish.config_hash:
-            message = f"{candidate.name} was written with configuration {candidate.config_hash}, this is "
-            message += wish.config_hash
+        elif other := other_experiment(candidate, wish.config_hash, wish.provenance):
             if not wish.accept:
-                hashes = {"config_hash": wish.config_hash, "config_hash_before": candidate.config_hash}
-                raise CheckpointError("CK207", message, checkpoint=candidate.name, **hashes)
-            differs.append(f"configuration {candidate.config_hash}, not {wish.config_hash}")
+                raise CheckpointError(
+                    "CK207", other.message, hint=other.hint, checkpoint=candidate.name, **other.context
+                )
+            differs.append(other.differs)
         if info.is_suspect:
             differs.append(info.reason)
         return differs

@@ -71,6 +71,8 @@ class Outcomes:
         self.on_safe: Callable[[int], None] = lambda _step: None
         self.losses: dict[str, float | None] = {}
         """Of the saves in flight, for the ledger."""
+        self.code_hash = identity.code_hash
+        """Of the newest save: modules may have been imported since the one before."""
         self.health = SaveHealth()
         self._identity = identity
         self._recorder = recorder
@@ -135,7 +137,7 @@ class Outcomes:
                 _log.warning("save %s: [%s] %s", event.name, event.error_code, event.message)
         if event.state == "committed":
             me = self._identity
-            data.update(loss=self.losses.get(event.name), config_hash=me.config_hash, code_hash=me.code_hash)
+            data.update(loss=self.losses.get(event.name), config_hash=me.config_hash, code_hash=self.code_hash)
         if event.nonfinite:
             data["nonfinite"] = list(event.nonfinite)
             _log.warning("%s holds non-finite values: %s", event.name, ", ".join(event.nonfinite[:3]))

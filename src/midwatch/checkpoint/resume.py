@@ -28,7 +28,7 @@ from midwatch.checkpoint.offers import Offers, Wish
 from midwatch.checkpoint.problem import Problem
 from midwatch.checkpoint.signing import signature_fault
 from midwatch.checkpoint.verify import VerifyReport, verify_checkpoint
-from midwatch.core import CheckpointError, MidwatchError, Recorder, StorageError, error_from_dict
+from midwatch.core import CheckpointError, MidwatchError, Provenance, Recorder, StorageError, error_from_dict
 from midwatch.storage import as_storage_error
 
 _log = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of the state that were put back: model, optimizer, rng and so on."""
     missing: tuple[str, ...] = ()
     """Parts that were not, and are not absent on purpose."""
+    provenance: Provenance | None = None
+    """Which settings and code wrote it."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from midwatch.checkpoint.staging import Staged, Stager
 from midwatch.checkpoint.tracked import Tracked
 from midwatch.checkpoint.writer import WriterClient
 from midwatch.config import CheckpointConfig, expand_path
-from midwatch.core import SYSTEM_CLOCK, CheckpointError, CheckpointName, MidwatchError, Recorder
+from midwatch.core import SYSTEM_CLOCK, CheckpointError, CheckpointName, MidwatchError, Provenance, Recorder
 
 _WAITS_OF_A_SAVE = 3
 """Each bounded by ``commit_timeout_s``: two in the commit, one for the verification."""
@@ -58,6 +58,8 @@ class Saver:
         """Name of the checkpoint this attempt resumed from; retention leaves it alone."""
         self.board_address = ""
         """``host:port`` of the receipt store that all ranks reach; empty: they meet by files."""
+        self.provenance: Provenance | None = None
+        """What manifests say of settings and code; the committer's counts."""
         self.outcomes = Outcomes(identity, recorder, config.max_failed_saves)
         self._run_dir = run_dir
         self._config = config
@@ -118,6 +120,8 @@ class Saver:
             self.outcomes.skipped(name, step, error)
             raise
         self.outcomes.losses[name] = loss
+        if self.provenance is not None:
+            self.outcomes.code_hash = self.provenance.code.hash
         self._hand_over(self._job(name, step, staged, self._draft(staged, loss, metrics)), staged)
         self._room.look(staged.plan.size_bytes, self._slots.count)
         staged.figures.waited_s = waited_s
@@ -254,11 +258,12 @@ class Saver:
             loss=loss,
             metrics=dict(metrics),
             config_hash=self._identity.config_hash,
-            code_hash=self._identity.code_hash,
+            code_hash=self.outcomes.code_hash,
             parent=self.outcomes.parent or self.resumed_from,
             ledger_head=str(getattr(self._recorder, "head", "")),
             sections=staged.snapshot.sections,
             save_optimizer=self._config.save_optimizer,
+            provenance=self.provenance,
         )
 
     def _job(self, name: str, step: int, staged: Staged, draft: ManifestDraft | None) -> SaveJob:

@@ -86,6 +86,18 @@ def _rows(manifest: Manifest, stats: dict[str, TensorStats]) -> list[tuple[objec
     return rows
 
 
+def _origin(manifest: Manifest | None) -> list[tuple[str, object]]:
+    known = manifest.provenance if manifest else None
+    if known is None:
+        return []
+    dirty = " and uncommitted changes" if known.code.is_dirty else ""
+    return [
+        ("script", " ".join((known.code.entry, *known.command))),
+        ("commit", f"{known.code.commit}{dirty}" if known.code.commit else ""),
+        ("parameters", f"{len(known.semantic.values)}; --json shows them, `midwatch diff` compares them"),
+    ]
+
+
 def _facts(info: CheckpointInfo, manifest: Manifest | None) -> list[tuple[str, object]]:
     held = ", ".join(name for name, has in info.sections.items() if has)
     lacks = ", ".join(name for name, has in info.sections.items() if not has)
@@ -106,6 +118,7 @@ def _facts(info: CheckpointInfo, manifest: Manifest | None) -> list[tuple[str, o
         ("without", lacks),
         ("config hash", info.config_hash),
         ("code hash", info.code_hash),
+        *_origin(manifest),
         ("parent", info.parent),
         ("digest", info.digest),
         ("signed with key", manifest.key_id if manifest else ""),

@@ -7,14 +7,16 @@ from typing import Any
 
 import msgspec
 
-from midwatch.audit import merged
+from midwatch.audit import merged, read_record
 from midwatch.checkpoint.format import (
     USABLE,
     CheckpointInfo,
     Lineage,
     Problem,
     SigningKey,
+    candidate_of,
     list_checkpoints,
+    other_experiment,
     proven_attempts,
     shard_file,
     verify_checkpoint,
@@ -23,7 +25,7 @@ from midwatch.cli._by_hand import run_id
 from midwatch.cli._output import when
 from midwatch.cli._places import Place, checkpoint_folder
 from midwatch.config import ResumeConfig
-from midwatch.core import LedgerError
+from midwatch.core import LedgerError, Provenance, changes_text
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +47,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     config_hash: str = ""
     """Of the run's last attempt: what the next one has unless something was changed."""
+    provenance: Provenance | None = None
+    """Of that attempt, if it left a record."""
     tried: dict[str, tuple[int, ...]] = {}
     """By checkpoint: the attempts that began from it and came to nothing newer."""
     max_attempts: int = ResumeConfig().max_attempts
@@ -119,9 +123,12 @@ def _standing(info: CheckpointInfo, rules: Rules) -> tuple[str, str] | None:
         return "CK202", f"{info.reason}: its bytes are intact, its contents are not trusted"
     if rules.run and info.run != rules.run:
         return "CK203", f"belongs to run {info.run}, this folder is run {rules.run}"
-    if rules.config_hash and info.config_hash and info.config_hash != rules.config_hash:
+    if other := other_experiment(candidate_of(info, ""), rules.config_hash, rules.provenance):
+        named = f" ({changes_text(other.changes)})" if other.changes else ""
+        if "entry" in other.context:
+            return "CK207", f"neither it nor the last attempt declares parameters{named}: refused without a reason"
         last = f"the last attempt had {rules.config_hash}"
-        return "CK207", f"written with configuration {info.config_hash}, {last}: refused without a reason"
+        return "CK207", f"written with configuration {info.config_hash}, {last}{named}: refused without a reason"
     return None
 
 
@@ -136,9 +143,12 @@ def _rules(place: Place, listed: list[CheckpointInfo]) -> Rules:
     lineage = Lineage.of(place.run_dir)
     proven = proven_attempts((info.attempt, info.state) for info in listed)
     tried = {info.name: tuple(lineage.failed_attempts(info.name, proven)) for info in listed}
+    attempt, config_hash = _last_config(place.run_dir)
+    record = read_record(place.run_dir, attempt)
     return Rules(
         run=run_id(place),
-        config_hash=_last_config(place.run_dir),
+        config_hash=config_hash,
+        provenance=record.provenance if record is not None else None,
         tried={name: attempts for name, attempts in tried.items() if attempts},
         is_local=_is_local(place),
     )
@@ -150,13 +160,14 @@ def _is_local(place: Place) -> bool:
     return place.root.resolve() != checkpoint_folder(place.run_dir).resolve()
 
 
-def _last_config(run_dir: Path) -> str:
+def _last_config(run_dir: Path) -> tuple[int, str]:
+    """Attempt and config hash."""
     try:
         lines = merged(run_dir)
     except LedgerError:
-        return ""
-    hashes = [str(line.data.get("config_hash", "")) for line in lines if line.event == "run.attached"]
-    return hashes[-1] if hashes else ""
+        return 0, ""
+    found = [(line.attempt, str(line.data.get("config_hash", ""))) for line in lines if line.event == "run.attached"]
+    return found[-1] if found else (0, "")
 
 
 def remember(place: Place, selection: str) -> list[str]:

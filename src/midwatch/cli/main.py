@@ -22,6 +22,7 @@ VERBS: Final[dict[str, str]] = {
     "ckpt": "List, verify, show and explain checkpoints.",
     "config": "Show the configuration midwatch would use.",
     "demo": "Watch a real run survive five faults, bit for bit.",
+    "diff": "What changed between two attempts or checkpoints.",
     "doctor": "Check what a run will need on this machine.",
     "explain": "What an error code means and what to do.",
     "hold": "Keep a run from restarting.",
@@ -33,6 +34,7 @@ VERBS: Final[dict[str, str]] = {
     "resume-run": "Let a held run go on.",
     "run": "Run a training script under supervision.",
     "status": "What a run is doing.",
+    "triage": "Find what is wrong with a recorded curve.",
 }
 """Verb -> its line in ``midwatch --help``. The file ``midwatch/cli/<verb>.py`` holds its ``command``."""
 

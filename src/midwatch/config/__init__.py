@@ -1,36 +1,44 @@
 """The configuration: typed leaves, where they come from, their hash, and the one door to the environment."""
 
 from midwatch.config.env import RankEnv, RunPaths, expand_path, inherited_environment, read_rank_env, resolve_paths
-from midwatch.config.hashing import canonical_json, config_hash
+from midwatch.config.hashing import canonical_json, config_hash, plain_data
 from midwatch.config.load import LoadedConfig, Origin, dump_config, flatten_config, load_config, trace_config
 from midwatch.config.outside import OutsidePlace, read_outside_place
 from midwatch.config.redact import REDACTED, is_secret_name, redact, redact_environment, redact_list, redact_text
 from midwatch.config.schema import (
     AdoptConfig,
+    BreakerConfig,
     CheckpointConfig,
     Config,
     DetectConfig,
     GradeConfig,
+    GuardKind,
+    GuardsConfig,
     IsolateConfig,
     KeepConfig,
     LimitsConfig,
     RestartConfig,
     ResumeConfig,
     RunConfig,
+    ScheduleConfig,
     SecureConfig,
     StagingConfig,
     TrustConfig,
     WatchConfig,
 )
+from midwatch.config.sections import make_section, semantic_section
 from midwatch.config.slurm import expand_hosts, slurm_conf, slurm_node, slurm_peers
 
 __all__ = [
     "REDACTED",
     "AdoptConfig",
+    "BreakerConfig",
     "CheckpointConfig",
     "Config",
     "DetectConfig",
     "GradeConfig",
+    "GuardKind",
+    "GuardsConfig",
     "IsolateConfig",
     "KeepConfig",
     "LimitsConfig",
@@ -42,6 +50,7 @@ __all__ = [
     "ResumeConfig",
     "RunConfig",
     "RunPaths",
+    "ScheduleConfig",
     "SecureConfig",
     "StagingConfig",
     "TrustConfig",
@@ -55,6 +64,8 @@ __all__ = [
     "inherited_environment",
     "is_secret_name",
     "load_config",
+    "make_section",
+    "plain_data",
     "read_outside_place",
     "read_rank_env",
     "redact",
@@ -62,6 +73,7 @@ __all__ = [
     "redact_list",
     "redact_text",
     "resolve_paths",
+    "semantic_section",
     "slurm_conf",
     "slurm_node",
     "slurm_peers",

@@ -33,7 +33,7 @@ def canonical_json(value: Any) -> bytes:
     Raises:
         ConfigError: CF103 for anything else, CF106 for two keys of one spelling (``1`` and ``"1"``).
     """
-    return msgspec.json.encode(_plain(value, "", 0), order="sorted")
+    return msgspec.json.encode(plain_data(value), order="sorted")
 
 
 def config_hash(params: Mapping[str, Any], train: Mapping[str, Any]) -> str:
@@ -41,25 +41,36 @@ def config_hash(params: Mapping[str, Any], train: Mapping[str, Any]) -> str:
 
     Paths, intervals and time-outs of midwatch are not in it, nor is the text of a secret.
     """
-    document = canonical_json(redact({"params": _plain(params, "params", 0), "train": _plain(train, "train", 0)}))
-    return hashlib.sha256(b"midwatch config 1\n" + document).hexdigest()[:16]
+    return section_hash("config", semantic_data(params, train))
 
 
-def _plain(value: Any, path: str, depth: int) -> Any:
+def semantic_data(params: Mapping[str, Any], train: Mapping[str, Any]) -> dict[str, Any]:
+    """What the config hash is taken over: plain data without secrets. Raises as ``canonical_json``."""
+    return redact({"params": plain_data(params, "params"), "train": plain_data(train, "train")})
+
+
+def section_hash(name: str, plain: Any) -> str:
+    """16 hex digits over plain data, different for every name of a section."""
+    document = msgspec.json.encode(plain, order="sorted")
+    return hashlib.sha256(f"midwatch {name} 1\n".encode() + document).hexdigest()[:16]
+
+
+def plain_data(value: Any, path: str = "", depth: int = 0) -> Any:
+    """Tables, lists, texts, numbers, truth values and None, each in its one spelling. Raises as ``canonical_json``."""
     if depth > _DEPTH:
         raise ConfigError("CF103", f"{path or 'value'}: nested deeper than {_DEPTH} levels", path=path)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Enum):
-        return _plain(value.value, path, depth + 1)
+        return plain_data(value.value, path, depth + 1)
     if isinstance(value, (str, int, float, PurePath, datetime, date, time)):
         return _scalar(value)
     if isinstance(value, Mapping):
         return _mapping(cast("Mapping[Any, Any]", value), path, depth)
     if isinstance(value, (list, tuple)):
-        return [_plain(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(cast("list[Any]", value))]
+        return [plain_data(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(cast("list[Any]", value))]
     if isinstance(value, Set):
-        return sorted((_plain(item, path, depth + 1) for item in cast("Set[Any]", value)), key=msgspec.json.encode)
+        return sorted((plain_data(item, path, depth + 1) for item in cast("Set[Any]", value)), key=msgspec.json.encode)
     return _foreign(value, path, depth)
 
 
@@ -84,14 +95,14 @@ def _mapping(value: Mapping[Any, Any], path: str, depth: int) -> dict[str, Any]:
         inner = f"{path}.{name}" if path else name
         if name in plain:
             raise ConfigError("CF106", f"{inner}: given twice, as a number and as a string", path=inner)
-        plain[name] = _plain(item, inner, depth + 1)
+        plain[name] = plain_data(item, inner, depth + 1)
     return plain
 
 
 def _foreign(value: Any, path: str, depth: int) -> Any:
     # numpy and torch scalars, without importing either.
     if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
-        return _plain(value.item(), path, depth + 1)
+        return plain_data(value.item(), path, depth + 1)
     if is_dataclass(value) and not isinstance(value, type):
         return _mapping({field.name: getattr(value, field.name) for field in fields(value)}, path, depth + 1)
     if isinstance(value, msgspec.Struct):

@@ -1,5 +1,16 @@
 """What every room may use: ids, clocks, units, errors, events. Standard library and msgspec only."""
 
+from midwatch.core.changes import (
+    NOT_KEPT,
+    Change,
+    ProvenanceChanges,
+    changed_entry,
+    changed_section,
+    changed_values,
+    changes_text,
+    compare_provenance,
+    names_of,
+)
 from midwatch.core.clock import SYSTEM_CLOCK, Clock, SystemClock
 from midwatch.core.codes import (
     CODES,
@@ -22,11 +33,13 @@ from midwatch.core.errors import (
     ProtocolError,
     StorageError,
     SuperviseError,
+    TriageError,
     error_from_dict,
 )
 from midwatch.core.events import Event, NullRecorder, Recorder
 from midwatch.core.ids import CheckpointName, attempt_name, boot_id, new_run_id, parse_checkpoint_name
 from midwatch.core.phases import LONG_PHASES, is_long_phase
+from midwatch.core.provenance import CodeState, Provenance, Section
 from midwatch.core.text import printable
 from midwatch.core.units import format_bytes, format_seconds
 
@@ -39,12 +52,15 @@ __all__ = [
     "EXIT_REQUEUE",
     "EXIT_USAGE",
     "LONG_PHASES",
+    "NOT_KEPT",
     "SYSTEM_CLOCK",
     "UNREADABLE",
+    "Change",
     "CheckpointError",
     "CheckpointName",
     "Clock",
     "Code",
+    "CodeState",
     "ConfigError",
     "Event",
     "FencedError",
@@ -53,16 +69,26 @@ __all__ = [
     "MidwatchError",
     "NullRecorder",
     "ProtocolError",
+    "Provenance",
+    "ProvenanceChanges",
     "Recorder",
+    "Section",
     "StorageError",
     "SuperviseError",
     "SystemClock",
+    "TriageError",
     "attempt_name",
     "boot_id",
+    "changed_entry",
+    "changed_section",
+    "changed_values",
+    "changes_text",
+    "compare_provenance",
     "error_from_dict",
     "format_bytes",
     "format_seconds",
     "is_long_phase",
+    "names_of",
     "new_run_id",
     "parse_checkpoint_name",
     "printable",

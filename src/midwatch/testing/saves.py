@@ -26,7 +26,7 @@ from midwatch.checkpoint.format import (
 from midwatch.checkpoint.notes import LayoutCache
 from midwatch.checkpoint.pipeline import run_save
 from midwatch.config import KeepConfig, TrustConfig
-from midwatch.core import CheckpointError, CheckpointName
+from midwatch.core import CheckpointError, CheckpointName, Provenance
 from midwatch.storage import claim_attempt
 from midwatch.testing.ioshim import IoShim, SimulatedDeath
 from midwatch.testing.stores import Store
@@ -58,6 +58,8 @@ class SmallRun:
         self.keep_last = 3
         self.keep = KeepConfig()
         self.trust = TrustConfig()
+        self.provenance: Provenance | None = None
+        """What manifests say of settings and code."""
         self.layouts = [LayoutCache() for _ in range(world_size)]
         """What each rank's writer has checked before."""
         self._has_store = has_store
@@ -140,13 +142,23 @@ class SmallRun:
             local_root=str(self.local_dir or ""),
             run_dir=str(self.run_dir),
             is_committer=rank == 0,
-            manifest=ManifestDraft(created_ns=step, loss=1.0 / (step + 1)) if rank == 0 else None,
+            manifest=self._draft(step) if rank == 0 else None,
             commit_timeout_s=self.commit_timeout_s,
             keep_last=self.keep_last,
             keep=self.keep,
             trust=self.trust,
             board=self.place.address if self.place else "",
             chunk_bytes=CHUNK_BYTES,
+        )
+
+    def _draft(self, step: int) -> ManifestDraft:
+        known = self.provenance
+        return ManifestDraft(
+            created_ns=step,
+            loss=1.0 / (step + 1),
+            config_hash=known.semantic.hash if known else "",
+            code_hash=known.code.hash if known else "",
+            provenance=known,
         )
 
     def save(

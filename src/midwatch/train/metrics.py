@@ -9,6 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from midwatch.audit import Journal
+from midwatch.checkpoint import ResumePoint, SaveHealth
 from midwatch.core import SYSTEM_CLOCK
 
 _OURS = frozenset({"step", "ts_ns", "step_s", "attempt"})
@@ -83,3 +84,17 @@ def _keep(name: str, value: Any) -> Any:
 
 def _number(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def save_numbers(step: int, health: SaveHealth, resumed: ResumePoint | None) -> dict[str, float]:
+    """What the metrics journal says of saving; a step that was resumed from is safe as well."""
+    safe = health.verified_step
+    if safe is None and resumed is not None:
+        safe = resumed.step
+    numbers: dict[str, float | None] = {
+        "checkpoint_stall_s": health.stall_s,
+        "checkpoint_failed_in_a_row": health.failed_in_a_row,
+        "checkpoint_skipped": health.skipped,
+        "checkpoint_verified_age_steps": None if safe is None else step - safe,
+    }
+    return {name: round(value, 6) for name, value in numbers.items() if value is not None}

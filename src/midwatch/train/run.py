@@ -19,19 +19,23 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from midwatch.checkpoint import Checkpointer, ResumePoint, SaveHealth
-from midwatch.config import Config, RankEnv, read_rank_env, resolve_paths
-from midwatch.core import EXIT_FAILED, EXIT_REQUEUE, CheckpointError, SuperviseError
+import msgspec
+
+from midwatch.audit import EarlyLook
+from midwatch.checkpoint import Checkpointer, ResumePoint
+from midwatch.config import Config, RankEnv, plain_data, read_rank_env, resolve_paths
+from midwatch.core import EXIT_FAILED, EXIT_REQUEUE, CheckpointError, SuperviseError, printable
 from midwatch.pulse import Flag, NullPulse, PulseWriter, writer_from_env
 from midwatch.train.collectives import Collectives
 from midwatch.train.imports import note_imports
-from midwatch.train.metrics import MetricLog
-from midwatch.train.session import Session, open_session, refuse_if_vanished
+from midwatch.train.metrics import MetricLog, save_numbers
+from midwatch.train.resume_notes import ResumeNotes, resumed_facts, resumed_line, set_aside_lines
+from midwatch.train.session import Declared, Session, open_session, refuse_if_vanished
 from midwatch.train.settings import fix_paths, load_settings
 from midwatch.train.signals import Signals
 
@@ -42,12 +46,20 @@ GATE_PAUSE_S = 0.01
 """Between two looks at the go flag: adds nothing one could feel to a start, and is no load."""
 
 
-def attach(config: str | Path | Mapping[str, Any] | None = None, *, params: Mapping[str, Any] | None = None) -> Run:
+def attach(
+    config: str | Path | Mapping[str, Any] | None = None,
+    *,
+    params: Mapping[str, Any] | None = None,
+    layout: Mapping[str, Any] | None = None,
+) -> Run:
     """Connect this rank to its run; the first of the five lines.
 
     Args:
         config: A TOML or JSON file, a nested dict, or nothing for the defaults (run folder ``midwatch-run``).
-        params: The script's own hyper-parameters; with the ``[train]`` table they make the config hash.
+        params: The script's own hyper-parameters; with the ``[train]`` table they make the config hash. A resume with
+            other ones is refused, unless a reason is given.
+        layout: How the work is spread, as far as it is not seen anyway: ``{"tensor_parallel": 4}``. A resume with
+            another layout is noted.
 
     Raises:
         ConfigError: CF101 to CF106.
@@ -55,7 +67,12 @@ def attach(config: str | Path | Mapping[str, Any] | None = None, *, params: Mapp
     """
     env = read_rank_env()
     _be_heard(env.rank)
-    return Run(load_settings(config, env), env, params or {}, writer_from_env())
+    declared = Declared(
+        params=dict(params or {}),
+        layout=plain_data(layout or {}, "layout"),
+        early=EarlyLook() if env.rank == 0 else None,
+    )
+    return Run(load_settings(config, env), env, declared, writer_from_env())
 
 
 def _be_heard(rank: int) -> None:
@@ -70,12 +87,12 @@ def _be_heard(rank: int) -> None:
 class Run:
     """One rank of one attempt. Made by ``attach``; use it from the training thread, on every rank alike."""
 
-    def __init__(self, config: Config, env: RankEnv, params: Mapping[str, Any], pulse: PulseWriter | NullPulse) -> None:
+    def __init__(self, config: Config, env: RankEnv, declared: Declared, pulse: PulseWriter | NullPulse) -> None:
         self.config = config
         self.resumed: ResumePoint | None = None
         """What ``resume`` found; None on a fresh start."""
         self._env = env
-        self._params = dict(params)
+        self._declared = declared
         self._paths = resolve_paths(config, env)
         self._pulse = pulse
         self._tracked: dict[str, Any] = {}
@@ -86,6 +103,8 @@ class Run:
         self._is_closed = False
         self._pid = os.getpid()
         self._requests = Flag(0)
+        self._notes: ResumeNotes | None = None
+        """Rank 0's, after a resume."""
         pulse.begin(os.getpid(), env.attempt)
         atexit.register(self._at_exit)
 
@@ -152,11 +171,12 @@ class Run:
             line = f"fresh start, config {mine} (run folder {self._paths.run_dir})"
             session.recorder.record("run.started_fresh", config_hash=mine, passed_over=list(checkpointer.passed_over))
         else:
-            line = f"resumed from step {point.step}, config {mine} ({_what(point)})"
-            self._record_resume(session, point)
+            line = resumed_line(point, mine)
+            session.recorder.record("run.resumed", **resumed_facts(point, mine))
         print(f"[midwatch rank {session.identity.rank}] {line}", flush=True)
         if session.identity.rank == 0:
-            self._say_what_was_not_taken(point, checkpointer.passed_over)
+            self._say(set_aside_lines(point, checkpointer.passed_over))
+            self._note_changes(session, point)
         self._pulse.resumed(point.step if point else None, point.digest[:16] if point else "", mine)
         return point.step + 1 if point else 0
 
@@ -250,12 +270,14 @@ class Run:
         """Settle identity and open the books at first use: by then the script has made its process group."""
         if self._opened is not None:
             return self._opened
-        session = open_session(self.config, self._env, self._paths, self._params)
+        declared = msgspec.structs.replace(self._declared, tracked=self._tracked)
+        session = open_session(self.config, self._env, self._paths, declared)
         settings = fix_paths(self.config.checkpoint, self._paths)
         checkpointer = Checkpointer(
             self._paths.run_dir, settings, identity=session.identity, recorder=session.recorder, pulse=self._pulse
         )
         checkpointer.group = session.group
+        checkpointer.provenance = session.provenance.provenance if session.provenance is not None else None
         checkpointer.track(**self._tracked)
         metrics = MetricLog(session.journal, self.config.run.log_every)
         signals = Signals(session.group, self._pulse.flags, self._pulse.phase)
@@ -269,30 +291,24 @@ class Run:
         else:
             self._opened[3].ask(flag)
 
-    def _record_resume(self, session: Session, point: ResumePoint) -> None:
-        mine = session.identity.config_hash
-        session.recorder.record(
-            "run.resumed",
-            step=point.step,
-            name=point.name,
-            digest=point.digest,
-            tier=point.tier,
-            config_hash=mine,
-            rejected=[list(item) for item in point.rejected],
-            restored=list(point.restored),
-            missing=list(point.missing),
-        )
-        if point.config_hash and point.config_hash != mine:
-            session.recorder.record(
-                "resume.config_changed", step=point.step, config_hash=mine, config_hash_before=point.config_hash
-            )
+    def _note_changes(self, session: Session, point: ResumePoint | None) -> None:
+        keeper = session.provenance
+        if keeper is not None and point is not None:
+            self._notes = ResumeNotes(point, session.recorder)
+            self._say(self._notes.compare(keeper.provenance, keeper.code))
 
-    def _say_what_was_not_taken(self, point: ResumePoint | None, passed_over: tuple[str, ...]) -> None:
-        for name, reason in point.rejected if point is not None else ():
-            print(f"[midwatch rank 0] not taken: {name}: {reason}", flush=True)
-        if passed_over:
-            text = f"given up on purpose: {len(passed_over)} checkpoints, the last {max(passed_over)}"
-            print(f"[midwatch rank 0] {text}", flush=True)
+    def _look_at_code(self, step: int) -> None:
+        """Modules are imported at any time; every checkpoint says which there were when it was written."""
+        session, checkpointer, _, _ = self._open()
+        keeper = session.provenance
+        if keeper is not None:
+            new = keeper.look_again(step, session.recorder)
+            checkpointer.provenance = keeper.provenance
+            self._say(self._notes.late_code(new, keeper.code, step) if self._notes is not None else ())
+
+    def _say(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            print(f"[midwatch rank {self._env.rank}] {printable(line)}", flush=True)
 
     def _await_go(self) -> None:
         """Supervised: no rank trains before all have proven that they resumed from the same point."""
@@ -316,10 +332,13 @@ class Run:
             session.recorder.record("run.aborted", step=step)
             self._leave(EXIT_FAILED, CRASH_FLUSH_S)
         checkpointer.poll()
-        metrics.annotate(step, self._health(step, checkpointer.health))
+        metrics.annotate(step, save_numbers(step, checkpointer.health, self.resumed))
         asked = signals.at_boundary()
         is_due = step > 0 and step % self.config.checkpoint.interval == 0
-        if is_due or is_last or asked & (Flag.STOP | Flag.SAVE):
+        is_wanted = is_due or is_last or bool(asked & (Flag.STOP | Flag.SAVE))
+        if is_first or is_wanted:
+            self._look_at_code(step)
+        if is_wanted:
             # Before the save: a run resumed from this step must find the records of all steps up to it.
             metrics.flush()
             numbers = metrics.latest()
@@ -337,19 +356,6 @@ class Run:
             self._settle()
             session.recorder.record("run.stopped", step=step)
             self._leave(EXIT_REQUEUE, self.config.checkpoint.commit_timeout_s)
-
-    def _health(self, step: int, health: SaveHealth) -> dict[str, float]:
-        """What the metrics journal says of saving; a step that was resumed from is safe as well."""
-        safe = health.verified_step
-        if safe is None and self.resumed is not None:
-            safe = self.resumed.step
-        numbers: dict[str, float | None] = {
-            "checkpoint_stall_s": health.stall_s,
-            "checkpoint_failed_in_a_row": health.failed_in_a_row,
-            "checkpoint_skipped": health.skipped,
-            "checkpoint_verified_age_steps": None if safe is None else step - safe,
-        }
-        return {name: round(value, 6) for name, value in numbers.items() if value is not None}
 
     def _settle(self) -> None:
         """Wait until the last save is verified; training ends well only with its result safe."""
@@ -382,10 +388,3 @@ class Run:
             metrics.close()
             session.close()
         self._pulse.close()
-
-
-def _what(point: ResumePoint) -> str:
-    """The checkpoint and what came of it, for the resume line."""
-    text = f"checkpoint {point.name}, digest {point.digest[:16]}, tier {point.tier}; "
-    text += f"restored: {', '.join(point.restored) or 'nothing'}"
-    return text + (f"; not in it: {', '.join(point.missing)}" if point.missing else "")

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from midwatch.audit import Journal, Ledger, collect_provenance, ensure_run, known_checkpoints
+from midwatch.audit import EarlyLook, Facts, Journal, Ledger, ensure_run, known_checkpoints
 from midwatch.checkpoint import ControlGroup, Identity, raise_remote
 from midwatch.checkpoint.format import Lineage, committed_names
 from midwatch.config import Config, RankEnv, RunPaths, config_hash, inherited_environment, redact_environment
@@ -23,6 +23,8 @@ from midwatch.core import (
     attempt_name,
 )
 from midwatch.storage import Fence, as_storage_error, claim_attempt
+from midwatch.train.provenance import ProvenanceKeeper
+from midwatch.train.surroundings import layout_facts, library_facts, observed_facts
 
 _log = logging.getLogger(__name__)
 
@@ -57,14 +59,27 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     group: Any
     recorder: Any
     journal: Any = None
+    provenance: ProvenanceKeeper | None = None
 
     def close(self) -> None:
         """Release rank 0's ledger."""
+        if self.provenance is not None:
+            self.provenance.close()
         if isinstance(self.recorder, _Books):
             self.recorder.close()
 
 
-def open_session(config: Config, env: RankEnv, paths: RunPaths, params: Mapping[str, Any]) -> Session:
+class Declared(msgspec.Struct, frozen=True, kw_only=True):
+    """What the script says of itself, and what it tracks by now."""
+
+    params: Mapping[str, Any] = {}
+    layout: Mapping[str, Any] = {}
+    tracked: Mapping[str, Any] = {}
+    early: Any = None
+    """An ``EarlyLook`` that was begun at ``attach``."""
+
+
+def open_session(config: Config, env: RankEnv, paths: RunPaths, declared: Declared) -> Session:
     """Agree on run and attempt, then open rank 0's ledger and journal.
 
     Without a supervisor rank 0 claims the next attempt itself, which shuts out whatever process of an older attempt may
@@ -81,14 +96,12 @@ def open_session(config: Config, env: RankEnv, paths: RunPaths, params: Mapping[
     facts = group.broadcast(_settle(config, env, paths) if rank == 0 else None)
     raise_remote(facts)
     nodes = group.gather({"node": env.node})
-    provenance = collect_provenance(params, config.train) if rank == 0 else None
     identity = Identity(
         run=facts["run"],
         attempt=facts["attempt"],
         rank=rank,
         world_size=world_size,
-        config_hash=config_hash(params, config.train),
-        code_hash=provenance.code_hash if provenance else "",
+        config_hash=config_hash(declared.params, config.train),
         # The attempt is part of it: a killed attempt's memory may not be swept yet when the next one starts.
         tag=f"{env.tag}-{attempt_name(facts['attempt'])}" if env.tag else "",
         node_ranks=tuple(r for r, answer in enumerate(nodes) if answer["node"] == env.node),
@@ -96,11 +109,23 @@ def open_session(config: Config, env: RankEnv, paths: RunPaths, params: Mapping[
     if rank != 0:
         return Session(identity=identity, group=group, recorder=NullRecorder())
     recorder = _open_ledger(paths, identity, env.node)
-    if provenance is not None:
-        facts = _attachment(config, paths)
-        recorder.record("run.attached", world_size=world_size, **facts, **msgspec.to_builtins(provenance))
+    keeper = _keep_provenance(config, paths, identity, declared, nodes=len({answer["node"] for answer in nodes}))
+    recorder.record("run.attached", world_size=world_size, **_attachment(config, paths), **keeper.summary())
     journal = Journal(paths.metrics_dir / f"{attempt_name(identity.attempt)}.jsonl")
-    return Session(identity=identity, group=group, recorder=recorder, journal=journal)
+    return Session(identity=identity, group=group, recorder=recorder, journal=journal, provenance=keeper)
+
+
+def _keep_provenance(
+    config: Config, paths: RunPaths, identity: Identity, declared: Declared, *, nodes: int
+) -> ProvenanceKeeper:
+    facts = Facts(
+        params=declared.params,
+        config=config,
+        layout=layout_facts(identity.world_size, nodes, declared.tracked.get("model"), declared.layout),
+        observed=observed_facts(declared.tracked),
+        libraries=library_facts(),
+    )
+    return ProvenanceKeeper(paths.run_dir, identity, early=declared.early or EarlyLook(), facts=facts)
 
 
 def _attachment(config: Config, paths: RunPaths) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Literal
 import click
 import msgspec
 
-from midwatch.config import load_config
+from midwatch.config import OutsidePlace, load_config, read_outside_place
 from midwatch.core import printable
 from midwatch.core.codes import CODES
 from midwatch.supervise import LaunchRequest, Plan, Result, launch, plan, planned_environments
@@ -52,7 +52,8 @@ class _NodeCount(click.ParamType[tuple[int, int]]):
 @click.option("--max-restarts", type=click.IntRange(min=0), help="Restarts without progress in between.")
 @click.option("--node-name", default="", help="This node's name; must differ between nodes. Default: the host name.")
 @click.option("--bind", default="", help="Listen here. Default: loopback for one node, else what other nodes reach.")
-@click.option("--tee", type=click.Choice(["all", "0", "none"]), default="0", show_default=True, help="Ranks to show.")
+@click.option("--adopt", is_flag=True, help="Another launcher (srun, torchrun) started this as one of its ranks.")
+@click.option("--tee", type=click.Choice(["all", "0", "none"]), help="Ranks to show. Default: 0; with --adopt, this.")
 @click.option("--dry-run", is_flag=True, help="Print what would be started, and do nothing.")
 @click.option("--json", "is_json", is_flag=True, help="Print how the run ended as JSON on stdout.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
@@ -66,7 +67,8 @@ def command(
     max_restarts: int | None,
     node_name: str,
     bind: str,
-    tee: Literal["all", "0", "none"],
+    adopt: bool,
+    tee: Literal["all", "0", "none"] | None,
     dry_run: bool,
     is_json: bool,
     words: Sequence[str],
@@ -76,7 +78,11 @@ def command(
     A rank that dies, hangs or freezes is found, the culprit named, and all ranks are started again from the newest
     verified checkpoint. Exit codes: 0 done, 1 failed or restart budget spent, 75 stopped on request (start again to
     resume), 93 the same failure would come again, 2, 73, 76, 78 could not start.
+
+    With --adopt nothing is started again here: the fault is judged, all ranks are ended, and the exit code says to the
+    launcher whether to start again (75) or not (1, 93).
     """
+    place = _place(nproc, nodes) if adopt else None
     settings = list(overrides)
     if run_dir == "":
         raise click.BadParameter("must not be empty", param_hint="--run-dir")
@@ -86,20 +92,28 @@ def command(
     request = LaunchRequest(
         command=tuple(words),
         nproc=nproc,
-        nnodes=nodes[0],
-        max_nodes=nodes[1],
+        nnodes=nodes[0] if place is None else place.world_size,
+        max_nodes=nodes[1] if place is None else 0,
         config=load_config(config_file, settings),
         has_config=bool(config_file or overrides),
         node_name=node_name,
         bind=bind,
+        place=place,
     )
     checked = plan(request)
     if dry_run:
         _show_plan(checked, is_json=is_json)
         return
-    result = launch(checked, _say, tee=tee, out=2 if is_json else 1)
+    mode = ("own" if adopt else "0") if tee is None else tee
+    result = launch(checked, _say, tee=mode, out=2 if is_json else 1)
     _show_result(checked, result, is_json=is_json)
     sys.exit(result.exit_code)
+
+
+def _place(nproc: int, nodes: tuple[int, int]) -> OutsidePlace:
+    if (nproc, nodes) != (1, (1, 1)):
+        raise click.UsageError("--adopt takes the ranks that there are: leave --nproc-per-node and --nnodes out")
+    return read_outside_place()
 
 
 def _say(sentence: str, level: str) -> None:
@@ -111,7 +125,10 @@ def _say(sentence: str, level: str) -> None:
 def _show_result(checked: Plan, result: Result, *, is_json: bool) -> None:
     if is_json:
         values = {**msgspec.to_builtins(result), "run_dir": str(checked.paths.run_dir)}
+        del values["is_told"]
         click.echo(json.dumps(values, default=str))
+    if result.is_told:
+        return
     if not result.error:
         _say(result.sentence, "info")
         return

@@ -77,10 +77,10 @@ def read_rank_env(environ: Mapping[str, str] | None = None) -> RankEnv:
     attempt = _integer(source, "MIDWATCH_ATTEMPT", 0)
     run_dir = _path(source, "MIDWATCH_RUN_DIR")
     env = RankEnv(
-        rank=_integer(source, "RANK", 0),
-        local_rank=_integer(source, "LOCAL_RANK", 0),
-        world_size=_integer(source, "WORLD_SIZE", 1),
-        local_world_size=_integer(source, "LOCAL_WORLD_SIZE", 1),
+        rank=_place(source, "RANK", 0),
+        local_rank=_place(source, "LOCAL_RANK", 0),
+        world_size=_place(source, "WORLD_SIZE", 1),
+        local_world_size=_place(source, "LOCAL_WORLD_SIZE", 1),
         node=source.get("MIDWATCH_NODE", "") or os.uname().nodename,
         run_dir=run_dir,
         run=source.get("MIDWATCH_RUN", ""),
@@ -144,6 +144,12 @@ def real_path(text: str) -> Path:
     except RuntimeError:
         pass  # nobody's home; using the path refuses it
     return Path(os.path.realpath(path))
+
+
+def _place(source: Mapping[str, str], name: str, default: int) -> int:
+    """A launcher's word for it; else ours, for a rank that another launcher started and told in words of its own."""
+    is_told = source.get(name, "").strip()
+    return _integer(source, name if is_told else f"MIDWATCH_{name}", default)
 
 
 def _integer(source: Mapping[str, str], name: str, default: int) -> int:

@@ -258,7 +258,8 @@ def writer_from_env() -> PulseWriter | NullPulse:
     path = os.environ.get("MIDWATCH_PULSE", "")
     if not path:
         return NullPulse()
-    return PulseWriter(path, int(os.environ.get("LOCAL_RANK", "0")))
+    # Under another launcher each rank has a slot file of its own, whatever its local rank is.
+    return PulseWriter(path, int(os.environ.get("MIDWATCH_SLOT") or os.environ.get("LOCAL_RANK", "0")))
 
 
 def _half(digits: str) -> bytes:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import secrets
 import signal
 import sys
@@ -26,8 +27,10 @@ import msgspec
 from midwatch.config import slurm_node
 from midwatch.core import MidwatchError, ProtocolError, boot_id
 from midwatch.supervise.chat import Console, open_stdin, read_lines
+from midwatch.supervise.clocks import CoordinatorClock
+from midwatch.supervise.endpoint import read_endpoint
 from midwatch.supervise.hands import Hands
-from midwatch.supervise.link import ANSWER_S, Link, Refused, read_endpoint
+from midwatch.supervise.link import Link, Refused, answer_s
 from midwatch.supervise.outbox import Outbox
 from midwatch.supervise.procs import become_subreaper
 from midwatch.supervise.protocol import read_token
@@ -44,9 +47,6 @@ LAG_S: Final = 1.0
 """A cycle this late means that the agent itself did not run: what looks like silence of the ranks may be ours."""
 HOLD_S: Final = 20.0
 """How long the coordinator may hold an order poll open."""
-_LEAST_ANSWER_S: Final = 2.0
-"""A third of ``watch.agent_timeout_s``, at least this, is waited for an answer: a host that is gone says nothing, and
-within the time-out there must be another try, at the address where another node may host by then."""
 _MIND_S: Final = 0.5
 _UNHEARD_S: Final = 1.0
 """Beyond the pace of reports: for the answer."""
@@ -68,7 +68,8 @@ class Agent:
         self._hands = Hands(spec.setup, spec.watch, self._outbox, console, is_warm=spec.is_warm)
         self._session = ""
         self._heard = time.monotonic()
-        self._answer_s = min(ANSWER_S, max(_LEAST_ANSWER_S, spec.watch.agent_timeout_s / 3))
+        self._answer_s = answer_s(spec.watch.agent_timeout_s, spec.nnodes)
+        self._clock = CoordinatorClock()
         self._last_order = 0
         self._report_s = REPORT_S
         self._joined = asyncio.Event()
@@ -113,12 +114,13 @@ class Agent:
             due += POLL_S
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             now_ns = time.monotonic_ns()
-            if time.monotonic() - due > LAG_S:
-                _log.warning(
-                    "this agent did not run for %.1f s: silence of the ranks is forgiven", time.monotonic() - due
-                )
-                due = time.monotonic()
+            late_s = time.monotonic() - due
+            if late_s > LAG_S:
+                _log.warning("this agent did not run for %.1f s: silence is forgiven", late_s)
+                due += late_s
                 self._hands.forgive(now_ns)
+                # The coordinator could not be heard either.
+                self._heard = min(self._heard + late_s, time.monotonic())
             self._hands.poll(now_ns)
 
     # --- telling -----------------------------------------------------------------------------------------------
@@ -161,6 +163,7 @@ class Agent:
             machine=machine_key(),
             scheduler_node=slurm_node(),
             running_attempt=self._hands.running_attempt,
+            ranks=(spec.setup.place.rank,) if spec.setup.place else (),
         )
         welcome = await self._link.ask("report", "/v1/join", join, Welcome, timeout_s=self._answer_s)
         self._hands.settle(welcome.node, hello.run)
@@ -168,23 +171,31 @@ class Agent:
             # Another coordinator process: it counts its orders from one and has heard nothing from us.
             self._session, self._last_order = hello.session, 0
             self._outbox.start_over(self._hands.facts_to_repeat())
+            self._clock.forget()
         self._joined.set()
         self._console.send("joined", node=welcome.node, agent=self._id)
 
     async def _report(self, channel: str = "report") -> None:
         facts = self._outbox.pending()
+        ranks, sent_ns = self._hands.statuses(), time.monotonic_ns()
         report = Report(
             node=self._hands.setup.node,
-            mono_ns=time.monotonic_ns(),
+            mono_ns=sent_ns,
             attempt=self._hands.running_attempt,
             port=self._hands.port.number,
             facts=facts,
-            ranks=self._hands.statuses(),
+            ranks=ranks,
             seen_order=self._last_order,
+            clock=self._clock.reading(sent_ns),
         )
         receipt = await self._link.ask(channel, "/v1/report", report, Receipt, timeout_s=self._answer_s)
-        self._heard = time.monotonic()
+        back_ns = time.monotonic_ns()
+        self._heard = back_ns / 1e9
+        self._clock.note(sent_ns=sent_ns, heard_ns=receipt.heard_ns, told_ns=receipt.told_ns, back_ns=back_ns)
         self._outbox.acknowledge(receipt.upto)
+        if self._hands.is_done and self._outbox.is_empty:
+            # Another launcher waits for this rank alone.
+            self._console.send("done")
         self._report_s = receipt.report_s
 
     async def _pause(self, error: ProtocolError, failures: int, began: float) -> None:
@@ -199,7 +210,9 @@ class Agent:
             self._console.send("refused", error=error.code, message=error.message)
             self._over.set()
         # Waiting in vain for an answer was a pause already; a coordinator that comes back must not wait for us.
-        pause_s = _RETRY_S[min(failures, len(_RETRY_S) - 1)] - (time.monotonic() - began)
+        # Of a large fleet nobody comes again as fast as alone, nor all at the same moment.
+        spread = max(1.0, self._report_s) * random.uniform(0.75, 1.25)
+        pause_s = _RETRY_S[min(failures, len(_RETRY_S) - 1)] * spread - (time.monotonic() - began)
         await asyncio.sleep(max(_RETRY_S[0], pause_s))
 
     async def _mind_silence(self) -> None:
@@ -279,6 +292,8 @@ class Agent:
         async for word, _ in read_lines(lines):
             if word == "stop":
                 self._outbox.put(StopAsked(reason="the launcher of this node was asked to stop"))
+            elif word == "leave":
+                self._over.set()
         self._over.set()
 
 

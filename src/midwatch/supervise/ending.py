@@ -18,6 +18,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     error: str
     sentence: str
     verdict: dict[str, Any] | None = None
+    is_told: bool = False
+    """Another launcher of this run says so already, or there is nothing to say."""
 
 
 def how_it_ended(run_dir: Path) -> Result | None:

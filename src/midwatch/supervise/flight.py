@@ -61,7 +61,7 @@ def switch_on(env: dict[str, str], *, dump_stem: str, pipe_stem: str) -> None:
 
 def files_of(env: Mapping[str, str]) -> FlightFiles:
     """Where a rank with this environment listens and writes."""
-    rank = env.get("RANK", "0")
+    rank = env.get("RANK") or env.get("MIDWATCH_RANK", "0")
     stem = next((env[name] for name in _FILE_NAMES if name in env), "")
     return FlightFiles(int(rank), Path(f"{env.get(_PIPE_NAME, '')}{rank}.pipe"), Path(f"{stem}{rank}"))
 

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from midwatch.faults.types import Evidence, RankEvidence
+from midwatch.supervise.attention import Cancellable, Later
 from midwatch.supervise.late import LATE_CAP_S
 from midwatch.supervise.members import Member
 from midwatch.supervise.messages import GatherEvidence
@@ -32,6 +33,7 @@ class Gathering:
         confirm_s: Between two samples.
         done: Called once with the evidence.
         is_late: Ask for what is there once the ranks have ended.
+        later: Calls back when nobody is waited for any longer; None: after so much time.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class Gathering:
         done: Callable[[Evidence], None],
         *,
         is_late: bool = False,
+        later: Later | None = None,
     ) -> None:
         self.asked = asked
         self.late: Gathering | None = None
         """What is still collected behind a restart, this incident's and earlier ones', newest first."""
         self.remarks: dict[str, tuple[str, ...]] = {}
+        self._members = list(members)
         self._open = {member.name for member in members}
         self._parts: dict[str, tuple[Member, Sampled]] = {}
         self._done: Callable[[Evidence], None] | None = done
@@ -62,8 +66,8 @@ class Gathering:
         )
         for member in members:
             member.order(order)
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(cap_s + _TRANSFER_S if members else 0.0, self._finish)
+        later = later or asyncio.get_running_loop().call_later
+        self._timer: Cancellable = later(cap_s + _TRANSFER_S if members else 0.0, self._finish)
 
     def take(self, member: Member, part: Sampled) -> None:
         if part.incident != self.asked.incident or member.name not in self._open:
@@ -109,7 +113,8 @@ class Gathering:
 
     def _evidence(self) -> Evidence:
         ranks = [_on_our_clock(m, rank) for m, part in self._parts.values() for rank in part.ranks]
-        lines = [(name, line) for name, (_, part) in self._parts.items() for line in part.kernel_lines]
+        # Several agents of one host have read the same log.
+        lines = dict.fromkeys((member.host, line) for member, part in self._parts.values() for line in part.kernel_lines)
         windows = [part.window_s for _, part in self._parts.values() if part.window_s > 0]
         return Evidence(
             incident=self.asked.incident,
@@ -117,6 +122,7 @@ class Gathering:
             ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
             kernel_lines=tuple(lines),
             window_s=max(windows, default=0.5),
+            clock_error_s=tuple((member.host, member.clock_error_s) for member in self._members),
         )
 
 

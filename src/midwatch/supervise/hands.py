@@ -77,12 +77,16 @@ class Hands:
         self._console = console
         self._attempt: LocalAttempt | None = None
         self._teardown: Teardown | None = None
+        self._is_leaving = False
+        """Ranks were asked to save and exit."""
         self._late: set[str] = set()
         """Incidents whose ranks' last words are still to be read."""
         self._full = frozenset[int]()
         """The attempt for which it was said that its logs have no room."""
         places = (("disk.low", Path(setup.run_dir)), ("disk.low", Path(tempfile.gettempdir())), ("shm.low", SHM))
-        self._space = SpaceWatch(places, config.detect.low_disk_mb)
+        # Of several agents on a host one looks after its disks.
+        is_first = setup.place is None or setup.place.local_rank == 0
+        self._space = SpaceWatch(places if is_first else (), config.detect.low_disk_mb)
         self._sampler = Sampler(setup.node, KernelLog())
         self._lessons: Lessons | None = None
         self._parking = Parking(setup, self._say, self._sampler.helpers) if is_warm else None
@@ -91,6 +95,17 @@ class Hands:
     def running_attempt(self) -> int:
         """The attempt whose processes may still exist here."""
         return self._attempt.number if self._attempt else 0
+
+    @property
+    def is_done(self) -> bool:
+        """Under another launcher: its one rank ended with 0, and nobody had asked it to."""
+        return (
+            self.setup.place is not None
+            and not self._is_leaving
+            and self._attempt is not None
+            and not self._attempt.is_stopping
+            and all(proc.exited is not None and proc.exited.exit_code == 0 for proc in self._attempt.ranks)
+        )
 
     @property
     def has_working_ranks(self) -> bool:
@@ -148,6 +163,7 @@ class Hands:
             case OpenGate() if self._is_current(order.attempt):
                 self._live.set_flag(Flag.GO)
             case AskToExit() if self._is_current(order.attempt):
+                self._is_leaving = True
                 self._live.ask_to_exit()
             case SayLine():
                 self._console.send("say", sentence=order.sentence, level=order.level)
@@ -186,7 +202,7 @@ class Hands:
             self._lessons = Lessons(Path(self.setup.run_dir) / "supervisor" / f"learned-{self.setup.node}.json")
         self._attempt = LocalAttempt(self.setup, order, self._config, self._outbox.put, self._lessons)
         try:
-            self._attempt.launch(_base_environment(), self._parking.parked if self._parking else None)
+            self._attempt.launch(self._base_environment(), self._parking.parked if self._parking else None)
         except MidwatchError as error:
             _log.error("attempt %d could not be started: %s", order.attempt, error)
             self._console.send("say", sentence=f"this node cannot start ranks: {error.message}", level="error")
@@ -229,7 +245,11 @@ class Hands:
 
     async def _probe(self, order: ProbeNode) -> None:
         answers = await run_probes(
-            Path(self.setup.run_dir), cap_s=order.cap_s, plugins=self.setup.probes, helpers=self._sampler.helpers
+            Path(self.setup.run_dir),
+            cap_s=order.cap_s,
+            plugins=self.setup.probes,
+            places=[Path(folder) for folder in self.setup.checkpoint_dirs],
+            helpers=self._sampler.helpers,
         )
         node = self.setup.node
         results = (
@@ -261,7 +281,9 @@ class Hands:
             self._teardown = self._attempt = None
         self._outbox.put(Gone(attempt=attempt.number, leftovers=leftovers))
 
-
-def _base_environment() -> dict[str, str]:
-    """Ours without what another launcher above us may have set for its own ranks."""
-    return {name: value for name, value in inherited_environment().items() if not name.startswith(_OURS)}
+    def _base_environment(self) -> dict[str, str]:
+        """Ours without what another launcher above us may have set for its own ranks, unless this is one of those."""
+        whole = inherited_environment()
+        if self.setup.place is not None:
+            return whole
+        return {name: value for name, value in whole.items() if not name.startswith(_OURS)}

@@ -12,7 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from midwatch.core import MidwatchError, ProtocolError, SuperviseError
-from midwatch.supervise.link import Link, Refused, read_endpoint
+from midwatch.supervise.endpoint import read_endpoint
+from midwatch.supervise.link import Link, Refused
 from midwatch.supervise.protocol import read_token
 from midwatch.supervise.wire import Endpoint, PersonAsks, StatusAnswer
 

@@ -20,15 +20,17 @@ from typing import Any, Final
 import msgspec
 
 from midwatch.config import inherited_environment
-from midwatch.core import MidwatchError
+from midwatch.core import MidwatchError, SuperviseError
 from midwatch.core.codes import CODES, EXIT_INTERNAL, EXIT_REQUEUE
 from midwatch.supervise.address import route_address
 from midwatch.supervise.child import Child
 from midwatch.supervise.ending import Result, how_it_ended
+from midwatch.supervise.endpoint import read_endpoint
 from midwatch.supervise.failover import FolderLock, Vigil, refuse_second
 from midwatch.supervise.prepare import Host, Plan, agent_task, write_rank_config
 from midwatch.supervise.presence import Presence, sweep_the_dead
 from midwatch.supervise.procs import TAG_VARIABLE, become_subreaper, children, kill_tagged, sweep_shm
+from midwatch.supervise.protocol import read_token
 from midwatch.supervise.specs import AgentSpec
 from midwatch.supervise.tee import Mode, Tee
 from midwatch.supervise.waiting import ExitWatch, wait_process
@@ -48,8 +50,10 @@ _LOOK_S: Final = 1.0
 """Between two looks whether a child stands still."""
 _STOPPED_S: Final = 3.0
 """Beyond watch.agent_timeout_s: the coordinator judges a stopped agent first, and one that wakes by then is refused."""
-_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-"""Slurm announces the end of a job by SIGUSR1 where it was asked to (``--signal``)."""
+_SEEK_S: Final = (0.1, 1.0)
+"""Between two looks into the run folder for the coordinator, growing: thousands of wrappers may look."""
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Slurm announces the end of a job by SIGUSR1 or SIGUSR2, whichever it was asked to (``--signal``)."""
 
 Say = Callable[[str, str], None]
 
@@ -73,6 +77,8 @@ class Launcher:
         self._say = say
         self._tee = Tee(tee, out, 2)
         self._env = inherited_environment() | {TAG_VARIABLE: plan.tag}
+        self._stdin_fd = _keep_stdin() if plan.request.place is not None else -1
+        """What another launcher gave its rank to read from."""
         self._guardian: subprocess.Popen[bytes] | None = None
         self._guardian_pipe = -1
         self._guardian_watch: ExitWatch | None = None
@@ -85,6 +91,8 @@ class Launcher:
         self._agent_id = ""
         self._agent_task: AgentSpec | None = None
         self._stops: list[str] = []
+        self._said: set[str] = set()
+        """What would be said again with every look."""
         self._deaths: deque[float] = deque(maxlen=_DEATHS)
         self._result: Result | None = None
         self._over = asyncio.Event()
@@ -104,7 +112,8 @@ class Launcher:
         address = self._host.address if self._host else route_address(url.split("/")[2].split(":")[0])
         config_path = write_rank_config(self._plan)
         task = agent_task(self._plan, url=url, token=token, run=run, address=address, config_path=config_path)
-        self._agent_task = msgspec.structs.replace(task, certificate=certificate)
+        setup = msgspec.structs.replace(task.setup, stdin_fd=self._stdin_fd)
+        self._agent_task = msgspec.structs.replace(task, setup=setup, certificate=certificate)
         self._start_coordinator()
         self._start_agent()
         loops = [asyncio.create_task(self._show()), asyncio.create_task(self._look_after())]
@@ -145,8 +154,10 @@ class Launcher:
 
     def _start_agent(self) -> None:
         assert self._agent_task is not None
-        log = self._plan.paths.supervisor_dir / f"agent-{self._plan.node}.log"
-        self._agent.start(self._agent_task, self._env, log)
+        place = self._plan.request.place
+        name = self._plan.node if place is None else f"{self._plan.node}.r{place.rank:05d}"
+        log = self._plan.paths.supervisor_dir / f"agent-{name}.log"
+        self._agent.start(self._agent_task, self._env, log, [self._stdin_fd] if self._stdin_fd >= 0 else [])
 
     # --- hearing -----------------------------------------------------------------------------------------------
 
@@ -160,7 +171,10 @@ class Launcher:
                 self._agent_id = str(data["agent"])
                 self._keep_name(str(data["node"]))
             case "finished":
-                self._finish(msgspec.convert(data, Result, strict=False))
+                is_told = self._is_adopted and self._host is None
+                self._finish(msgspec.convert({**data, "is_told": is_told}, Result, strict=False))
+            case "done":
+                self._rank_done()
             case "unreached":
                 self._unreached(float(data["seconds"]))
             case "refused":
@@ -178,6 +192,16 @@ class Launcher:
         setup = msgspec.structs.replace(self._agent_task.setup, node=node)
         self._agent_task = msgspec.structs.replace(self._agent_task, setup=setup)
 
+    @property
+    def _is_adopted(self) -> bool:
+        return self._plan.request.place is not None
+
+    def _rank_done(self) -> None:
+        """Our one rank ended well, and that is known: its launcher need not wait for the others. A host must."""
+        if self._host is None and not self._stops and not self._over.is_set():
+            self._agent.send("leave")
+            self._finish(Result(exit_code=0, error="", sentence="this rank is done", is_told=True))
+
     def _finish(self, result: Result) -> None:
         self._result = self._result or result
         self._over.set()
@@ -191,6 +215,10 @@ class Launcher:
     def _unreached(self, seconds: float) -> None:
         """The coordinator does not answer. Once its launcher has lost the run folder, one of the others hosts."""
         if self._host is not None or self._over.is_set():
+            return
+        if self._agent_task is not None and self._agent_task.certificate and not self._plan.certificate:
+            # Nobody would follow us: once encrypted, always encrypted.
+            self._say_once("this node cannot host the coordinator: the run is encrypted and it has no certificate")
             return
         seat = self._vigil.look(seconds, time.monotonic())
         if seat is not None:
@@ -212,6 +240,11 @@ class Launcher:
         self._say(f"the node that hosted the coordinator {how}; this node takes over", "warning")
         with self._starting("coordinator"):
             self._start_coordinator()
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._say(sentence, "error")
 
     def _give_way(self) -> None:
         """Another node hosts since we could not be reached: from now on this node is one of the others."""
@@ -252,7 +285,12 @@ class Launcher:
             self._start_guardian()
 
     def _coordinator_ended(self) -> None:
-        if not self._over.is_set() and self._host is not None and self._may_restart("coordinator"):
+        if self._over.is_set() or self._host is None:
+            return
+        if not self._host.keep():
+            # It has seen so, too; another one would write beside that of the new host.
+            self._give_way()
+        elif self._may_restart("coordinator"):
             self._say("the coordinator died; starting it again, training goes on", "warning")
             with self._starting("coordinator"):
                 self._start_coordinator()
@@ -349,15 +387,53 @@ def launch(plan: Plan, say: Say, *, tee: Mode = "0", out: int = 1) -> Result:
     folder = plan.paths.supervisor_dir
     seat = FolderLock.take(folder, plan.tag)
     if seat is not None:
-        host = Host(plan, seat)
-        try:
-            launcher = Launcher(plan, host, say, tee, out)
-            return asyncio.run(launcher.run(host.url, host.token, host.run, plan.certificate))
-        finally:
-            host.close()
+        return asyncio.run(_host(plan, seat, say, tee, out))
+    if plan.request.place is not None:
+        return asyncio.run(_adopt(plan, say, tee, out))
     if plan.request.most_nodes == 1:
         raise refuse_second(folder)
     return asyncio.run(_join(plan, say, tee, out))
+
+
+async def _host(plan: Plan, seat: FolderLock, say: Say, tee: Mode, out: int) -> Result:
+    host = Host(plan, seat)
+    try:
+        return await Launcher(plan, host, say, tee, out).run(host.url, host.token, host.run, plan.certificate)
+    finally:
+        host.close()
+
+
+async def _adopt(plan: Plan, say: Say, tee: Mode, out: int) -> Result:
+    """Beside many others of one host: no question is asked over the network here, which would cost each its stack.
+
+    An address left from an earlier start does no harm: the agent finds nobody there and looks again.
+    """
+    run_dir, pause_s = plan.paths.run_dir, _SEEK_S[0]
+    end = time.monotonic() + plan.request.config.restart.join_timeout_s
+    while True:
+        try:
+            endpoint, token = read_endpoint(run_dir), read_token(plan.paths.supervisor_dir / "token")
+            break
+        except MidwatchError as error:
+            if time.monotonic() > end:
+                what = f"no coordinator within {plan.request.config.restart.join_timeout_s:g} s: {error.message}"
+                raise SuperviseError("SV106", what) from error
+        await asyncio.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, _SEEK_S[1])
+        # Whoever had it when we came may have been of the start before.
+        seat = FolderLock.take(plan.paths.supervisor_dir, plan.tag)
+        if seat is not None:
+            return await _host(plan, seat, say, tee, out)
+    launcher = Launcher(plan, None, say, tee, out)
+    return await launcher.run(endpoint.url, token.hex(), endpoint.run, endpoint.certificate)
+
+
+def _keep_stdin() -> int:
+    """A descriptor of our own for it; -1 where there is none."""
+    try:
+        return os.dup(0)
+    except OSError:
+        return -1
 
 
 async def _join(plan: Plan, say: Say, tee: Mode, out: int) -> Result:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from pathlib import Path
 from typing import Final, TypeVar
 
 import aiohttp
 import msgspec
 
-from midwatch.core import ProtocolError, SuperviseError
+from midwatch.core import ProtocolError
 from midwatch.supervise.protocol import Envelope, Signer, check_answer, read_envelope
 from midwatch.supervise.tls import client_context, trust
-from midwatch.supervise.wire import Endpoint, Hello, Refusal
+from midwatch.supervise.wire import Hello, Refusal
 
 T = TypeVar("T")
 
@@ -21,6 +20,19 @@ CONNECT_S: Final = 5.0
 """For a TCP connection inside one cluster; longer means that the host or the way to it is gone."""
 ANSWER_S: Final = 10.0
 """For an ordinary answer: covers a coordinator that is just being restarted or waits for slow shared storage."""
+_LEAST_ANSWER_S: Final = 2.0
+_BUSY_NODES: Final = 1250
+"""A coordinator of more than so many has a crowd before it when all of them come at once."""
+
+
+def answer_s(agent_timeout_s: float, nodes: int) -> float:
+    """How long an agent waits for an answer.
+
+    A host that is gone says nothing, and within the time-out there must be another try, at the address where another
+    node may host by then. But whoever hangs up on a coordinator that has a crowd before it and comes again only makes
+    the crowd larger, so a large fleet waits longer.
+    """
+    return min(ANSWER_S, max(_LEAST_ANSWER_S, agent_timeout_s / 3) * max(1.0, nodes / _BUSY_NODES))
 
 
 class Refused(Exception):  # noqa: N818 - a state of the conversation, not an error of ours
@@ -58,9 +70,9 @@ class Link:
 
     def follow(self, url: str, token: bytes, certificate: str = "") -> None:
         """The coordinator is somewhere else now; ``hello`` comes next. Nobody waits for the old one any longer."""
+        trust(self._tls, certificate)
         self.url = url
         self._signer = Signer(token)
-        trust(self._tls, certificate)
         self.session = ""
         self._counters.clear()
         for request in self._open:
@@ -156,16 +168,3 @@ class Link:
         ):
             data = await response.read()
             return response.status, read_envelope(response.headers), data
-
-
-def read_endpoint(run_dir: Path) -> Endpoint:
-    """Where this run's coordinator listens.
-
-    Raises:
-        SuperviseError: SV110 nobody says so.
-    """
-    path = run_dir / "supervisor" / "coordinator.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Endpoint)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise SuperviseError("SV110", f"no coordinator is known for {run_dir}", path=str(path)) from error

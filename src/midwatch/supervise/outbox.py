@@ -26,6 +26,11 @@ class Outbox:
         self._next += 1
         self._news.set()
 
+    @property
+    def is_empty(self) -> bool:
+        """Everything was heard."""
+        return not self._facts
+
     def wake(self) -> None:
         """Have the sender look now."""
         self._news.set()

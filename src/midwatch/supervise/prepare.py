@@ -16,6 +16,7 @@ from midwatch.audit import ensure_run
 from midwatch.cluster import Topology, load_topology
 from midwatch.config import (
     Config,
+    OutsidePlace,
     RunPaths,
     SecureConfig,
     canonical_json,
@@ -55,6 +56,8 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     node_name: str = ""
     bind: str = ""
     """Where to listen; empty: this machine alone for one node, else the address that the other nodes reach."""
+    place: OutsidePlace | None = None
+    """Another launcher started us for this one rank; ``nnodes`` is then the number of such launchers."""
 
     @property
     def most_nodes(self) -> int:
@@ -152,13 +155,15 @@ class Host:
             raise
 
     def _settle(self) -> None:
-        plan = self._plan
+        plan, place = self._plan, self._plan.request.place
+        # However many agents they have, ranks on one host need not be reached from another.
+        hosts = 1 if place is not None and place.is_one_host else plan.request.most_nodes
         folder = plan.paths.supervisor_dir
         for stale in ("coordinator.json", "token"):
             (folder / stale).unlink(missing_ok=True)
         self.run = ensure_run(plan.paths.run_dir, name=plan.request.config.run.name).run
         self.token = create_token(folder / "token").hex()
-        self.listener, self.address = listen(plan.request.bind, plan.request.most_nodes, slurm_peers())
+        self.listener, self.address = listen(plan.request.bind, hosts, slurm_peers())
 
     @property
     def url(self) -> str:
@@ -176,6 +181,7 @@ class Host:
                 confirm_s=config.watch.confirm_s,
                 max_restarts=config.restart.max_restarts,
                 isolate=config.isolate,
+                is_adopted=plan.request.place is not None,
             ),
             nnodes=plan.request.nnodes,
             command_hash=plan.command_hash,
@@ -193,6 +199,7 @@ class Host:
                 max_nodes=plan.request.most_nodes,
                 can_probe=True,
                 topology=plan.topology,
+                adopt=config.adopt if plan.request.place is not None else None,
             ),
             takes_over=self._takes_over,
             is_seized=self._is_seized,
@@ -231,6 +238,8 @@ def agent_task(plan: Plan, *, url: str, token: str, run: str, address: str, conf
         config_path=str(config_path or ""),
         log_limit_mb=request.config.logs.max_mb,
         probes=request.config.isolate.probes,
+        checkpoint_dirs=_elsewhere(plan.paths),
+        place=request.place,
     )
     return AgentSpec(
         setup=setup,
@@ -241,9 +250,16 @@ def agent_task(plan: Plan, *, url: str, token: str, run: str, address: str, conf
         token=token,
         address=address,
         watch=request.config.watch,
-        is_warm=request.config.restart.warm,
+        # Nothing is started a second time under another launcher.
+        is_warm=request.config.restart.warm and request.place is None,
         patience_s=request.config.restart.join_timeout_s,
     )
+
+
+def _elsewhere(paths: RunPaths) -> tuple[str, ...]:
+    """Where checkpoints lie, unless that is in the run folder, which is looked at anyway."""
+    folders = [paths.checkpoint_dir, *([paths.checkpoint_local_dir] if paths.checkpoint_local_dir else [])]
+    return tuple(str(folder) for folder in folders if not folder.is_relative_to(paths.run_dir))
 
 
 def write_rank_config(plan: Plan) -> Path | None:
@@ -268,7 +284,7 @@ def planned_environments(plan: Plan) -> list[dict[str, str]]:
     start = StartRanks(
         attempt=newest_attempt(plan.paths.run_dir) + 1,
         world_size=request.nproc * request.nnodes,
-        ranks=tuple(range(request.nproc)),
+        ranks=tuple(range(request.nproc)) if request.place is None else (request.place.rank,),
         group_rank=0,
         group_world_size=request.nnodes,
         master_addr="(of the first node)",
@@ -280,6 +296,7 @@ def planned_environments(plan: Plan) -> list[dict[str, str]]:
     environments: list[dict[str, str]] = []
     for local_rank in range(request.nproc):
         whole = rank_environment(base, setup, start, local_rank, paths)
-        whole["MASTER_PORT"] = "(a free one, new for each attempt)"
+        if request.place is None:
+            whole["MASTER_PORT"] = "(a free one, new for each attempt)"
         environments.append({name: value for name, value in whole.items() if base.get(name) != value})
     return environments

@@ -163,7 +163,8 @@ class LocalAttempt:
 
     def _start_cold(self, proc: RankProc) -> None:
         try:
-            proc.process = start_rank(self.setup.command, self.environment(proc), proc.out, proc.err)
+            env, stdin_fd = self.environment(proc), self.setup.stdin_fd
+            proc.process = start_rank(self.setup.command, env, proc.out, proc.err, stdin_fd)
         except SuperviseError as error:
             with contextlib.suppress(OSError), proc.err.open("a") as file:
                 file.write(f"{error}\n")
@@ -349,6 +350,7 @@ class LocalAttempt:
             callback()
 
     def _view(self, proc: RankProc) -> RankView:
+        env = self.environment(proc)
         return RankView(
             rank=proc.rank,
             pid=proc.pid,
@@ -359,8 +361,9 @@ class LocalAttempt:
             is_overdue=proc.watch.is_overdue,
             is_oom_counted=self._oom.has_risen(proc.rank),
             err_path=proc.err,
-            error_path=proc.error,
-            flight=files_of(self.environment(proc)),
+            # An outside launcher's own, where there is one.
+            error_path=Path(env.get("TORCHELASTIC_ERROR_FILE") or proc.error),
+            flight=files_of(env),
             counts=self.counts(proc),
             position=self._reader.position(proc.local_rank) if self._reader else "",
             state_s=proc.watch.state_s(time.monotonic_ns()),

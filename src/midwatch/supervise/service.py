@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -11,10 +11,10 @@ import msgspec
 from aiohttp import web
 
 from midwatch.core import ProtocolError, SuperviseError
-from midwatch.supervise.desync import CountComparer
 from midwatch.supervise.door import Door
+from midwatch.supervise.fleet_counts import FleetCounts
 from midwatch.supervise.gathering import Gathering
-from midwatch.supervise.members import Member, Members
+from midwatch.supervise.members import Member, Members, pace_s
 from midwatch.supervise.messages import (
     Event,
     HoldRequested,
@@ -41,10 +41,10 @@ from midwatch.supervise.wire import (
     Welcome,
 )
 
-REPORTS_PER_S: Final = 1250.0
-"""What a quarter of one core takes in (bench/fleet.py)."""
 HOLD_S: Final = 20.0
 """How long an order poll is held open; well below what proxies and firewalls cut."""
+_JOIN: Final = msgspec.json.Decoder(Join)
+_REPORT: Final = msgspec.json.Decoder(Report)
 
 
 class Mind(Protocol):
@@ -57,7 +57,10 @@ class Mind(Protocol):
     @property
     def probing(self) -> ProbeRound | None: ...
     def why_out(self, member: Member) -> str: ...
+    def incidents(self, member: Member) -> int: ...
+    def hung_up(self, member: Member) -> None: ...
     def feed(self, event: Event) -> None: ...
+    async def feed_with_others(self, *events: Event) -> None: ...
     def status(self) -> dict[str, Any]: ...
 
 
@@ -73,15 +76,16 @@ class Service:
         agent_timeout_s: float = 10.0,
         straggler_factor: float = 1.5,
         now_ns: Callable[[], int] = time.monotonic_ns,
+        listened_ns: Callable[[], int] | None = None,
     ) -> None:
         self._run = run
         self._slowest_s = max(1.0, agent_timeout_s / 2)
         self._members = members
         self._mind = mind
         self._now_ns = now_ns
+        self._listened_ns = listened_ns or now_ns
         self._progress = Progress()
-        self._comparer: tuple[int, CountComparer, Counter[str], set[tuple[int, str]]] | None = None
-        """Of the attempt; members of each group that were heard, and who they are."""
+        self._counts = FleetCounts()
         self._straggler_factor = straggler_factor
         self._stragglers: tuple[int, StragglerWatch] | None = None
         """Of the attempt."""
@@ -96,15 +100,9 @@ class Service:
         door.add("POST", "/v1/ask", self._ask)
 
     async def _join(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
-        join = msgspec.json.decode(body, type=Join)
-        now_ns = self._now_ns()
-        member, is_new = self._members.admit(join, now_ns)
+        join = _JOIN.decode(body)
+        member, is_new = self._members.admit(join, self._listened_ns())
         self._agents[_process(envelope)] = join.agent
-        why_out = self._mind.why_out(member) if is_new else ""
-        if why_out:
-            # Before it joins: the last node to come may be what a launch waits for.
-            cause = f"{member.name}#known"
-            self._mind.feed(IsolateRequested(cause=cause, now_ns=now_ns, node=member.name, reason=why_out))
         if is_new:
             # A whole fleet may come at once: what is written of all that come in one moment is made durable together.
             await self._mind.feed_with_others(*self._arrival(member))
@@ -131,36 +129,24 @@ class Service:
         return [IsolateRequested(cause=cause, now_ns=now_ns, node=member.host, reason=why_out, by="record"), joined]
 
     async def _report(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
-        report = msgspec.json.decode(body, type=Report)
+        report = _REPORT.decode(body)
         member, now_ns = self._member(envelope), self._now_ns()
+        member.heard_ns = self._listened_ns()
         news = member.hear(report, now_ns)
         if report.attempt == self._mind.attempt:
-            for event in self._progress.look(report.attempt, self._members.live, now_ns, is_urgent=bool(news)):
+            for event in self._progress.look(report.attempt, member, now_ns, is_urgent=bool(news)):
                 self._mind.feed(event)
         for numbered in news:
             self._take(member, numbered, now_ns)
         if report.attempt == self._mind.attempt:
-            self._compare_counts(report, now_ns)
+            for found in self._counts.take(report):
+                self._mind.feed(differ_event(found, f"{report.node}#counts", now_ns))
             self._look_for_stragglers(report, now_ns)
-        return Receipt(upto=member.upto, report_s=self._pace_s())
+        return Receipt(upto=member.upto, report_s=self._pace_s(), heard_ns=now_ns, told_ns=self._now_ns())
 
     def _pace_s(self) -> float:
-        """All reports together must leave the coordinator most of its core, and none may come near to a time-out."""
-        return min(max(1.0, len(self._members.live) / REPORTS_PER_S), self._slowest_s)
-
-    def _compare_counts(self, report: Report, now_ns: int) -> None:
-        """Across nodes; each agent compares its own ranks at once."""
-        if self._comparer is None or self._comparer[0] != report.attempt:
-            self._comparer = report.attempt, CountComparer(report.attempt), Counter(), set()
-        _, comparer, members, seen = self._comparer
-        for rank in report.ranks:
-            for count in rank.counts:
-                if (rank.rank, count.group) not in seen:
-                    seen.add((rank.rank, count.group))
-                    members[count.group] += 1
-                found = comparer.take(rank.rank, count.group, [(count.step, count.count)], members[count.group])
-                if found is not None:
-                    self._mind.feed(differ_event(found, f"{report.node}#counts", now_ns))
+        """None may come near to a time-out."""
+        return min(pace_s(self._members.live_count), self._slowest_s)
 
     def _look_for_stragglers(self, report: Report, now_ns: int) -> None:
         if self._stragglers is None or self._stragglers[0] != report.attempt:
@@ -190,9 +176,13 @@ class Service:
 
     async def _commands(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
         member = self._member(envelope)
-        member.heard_ns = self._now_ns()
+        member.heard_ns = self._listened_ns()
         after = request.query.get("after", "")
-        orders = await member.orders_after(int(after) if after.isdecimal() else 0, HOLD_S)
+        try:
+            orders = await member.orders_after(int(after) if after.isdecimal() else 0, HOLD_S)
+        except asyncio.CancelledError:
+            self._mind.hung_up(member)
+            raise
         return Orders(orders=orders)
 
     async def _ask(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
@@ -200,6 +190,16 @@ class Service:
         cause, reason = f"person#{envelope.nonce}", asked.reason
         node = self._node_meant(asked.node) if asked.wish in ("isolate", "release") else ""
         match asked.wish:
+            case "hold":
+                self._mind.feed(HoldRequested(cause=cause, now_ns=now_ns, reason=reason))
+            case "resume":
+                self._mind.feed(ResumeRequested(cause=cause, now_ns=now_ns, reason=reason))
+            case "isolate":
+                self._mind.feed(IsolateRequested(cause=cause, now_ns=now_ns, node=node, reason=reason))
+            case "release":
+                self._mind.feed(ReleaseRequested(cause=cause, now_ns=now_ns, node=node, reason=reason))
+        return StatusAnswer(status=self._mind.status())
+
     def _node_meant(self, word: str) -> str:
         """By any of its names; one that is left out need not have joined this process.
 
@@ -210,16 +210,6 @@ class Service:
         if not name and word not in self._mind.status()["excluded"]:
             raise SuperviseError("SV115", f"the run has no node {word!r}")
         return name or word
-
-            case "hold":
-                self._mind.feed(HoldRequested(cause=cause, now_ns=now_ns, reason=reason))
-            case "resume":
-                self._mind.feed(ResumeRequested(cause=cause, now_ns=now_ns, reason=reason))
-            case "isolate":
-                self._mind.feed(IsolateRequested(cause=cause, now_ns=now_ns, node=asked.node, reason=reason))
-            case "release":
-                self._mind.feed(ReleaseRequested(cause=cause, now_ns=now_ns, node=asked.node, reason=reason))
-        return StatusAnswer(status=self._mind.status())
 
     async def _status(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
         return StatusAnswer(status=self._mind.status())

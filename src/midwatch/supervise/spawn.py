@@ -13,6 +13,7 @@ from typing import IO, Final
 
 import msgspec
 
+from midwatch.config import OutsidePlace
 from midwatch.core import SuperviseError, attempt_name
 from midwatch.supervise.flight import switch_on
 from midwatch.supervise.procs import ATTEMPT_VARIABLE, TAG_VARIABLE, die_with_parent
@@ -38,6 +39,12 @@ class NodeSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Of each output file; 0: no limit."""
     probes: tuple[str, ...] = ()
     """The site's own, run beside ours."""
+    checkpoint_dirs: tuple[str, ...] = ()
+    """Outside of the run folder."""
+    place: OutsidePlace | None = None
+    """Another launcher started us for this one rank; None: we start the ranks."""
+    stdin_fd: int = -1
+    """What that launcher gave its rank to read from; -1: nothing."""
 
 
 def resolve_command(command: Sequence[str]) -> tuple[str, ...]:
@@ -94,6 +101,8 @@ def rank_environment(
 ) -> dict[str, str]:
     """The whole environment of one rank: torchrun's names first, then ours.
 
+    Under another launcher everything that it has set stays as it is, and only names that it does not use are added.
+
     Args:
         base: The agent's own environment.
         setup: Of this node.
@@ -101,26 +110,9 @@ def rank_environment(
         local_rank: Which one.
         paths: ``pulse`` and ``error``, the rank's files.
     """
-    rank, nproc = start.ranks[local_rank], len(start.ranks)
     env = dict(base)
+    env.update(_outside_place(setup.place) if setup.place else _torchrun_names(setup, start, local_rank, paths))
     env.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(local_rank),
-        WORLD_SIZE=str(start.world_size),
-        LOCAL_WORLD_SIZE=str(nproc),
-        GROUP_RANK=str(start.group_rank),
-        GROUP_WORLD_SIZE=str(start.group_world_size),
-        ROLE_RANK=str(rank),
-        ROLE_WORLD_SIZE=str(start.world_size),
-        ROLE_NAME="default",
-        MASTER_ADDR=start.master_addr,
-        MASTER_PORT=str(start.master_port),
-        TORCHELASTIC_RUN_ID=setup.run,
-        TORCHELASTIC_RESTART_COUNT=str(start.restart_count),
-        TORCHELASTIC_MAX_RESTARTS=str(start.max_restarts),
-        TORCHELASTIC_ERROR_FILE=paths["error"],
-        # The agent's own store is what makes torchrun's restarts meet the last attempt's keys: rank 0 hosts a new one.
-        TORCHELASTIC_USE_AGENT_STORE="False",
         MIDWATCH_RUN_DIR=setup.run_dir,
         MIDWATCH_RUN=setup.run,
         MIDWATCH_NODE=setup.node,
@@ -131,7 +123,7 @@ def rank_environment(
     env[ATTEMPT_VARIABLE] = str(start.attempt)
     if setup.config_path:
         env["MIDWATCH_CONFIG"] = setup.config_path
-    if nproc > 1:
+    if setup.place is None and len(start.ranks) > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
     env.setdefault("PYTHONUNBUFFERED", "1")
     env.setdefault("PYTHONFAULTHANDLER", "1")
@@ -141,6 +133,42 @@ def rank_environment(
     return env
 
 
+def _outside_place(place: OutsidePlace) -> dict[str, str]:
+    """For the five lines, where the launcher has other words for it, or none."""
+    names = {
+        "MIDWATCH_RANK": place.rank,
+        "MIDWATCH_WORLD_SIZE": place.world_size,
+        "MIDWATCH_LOCAL_RANK": place.local_rank,
+        "MIDWATCH_SLOT": 0,
+    }
+    if place.local_world_size:
+        names["MIDWATCH_LOCAL_WORLD_SIZE"] = place.local_world_size
+    return {name: str(value) for name, value in names.items()}
+
+
+def _torchrun_names(setup: NodeSetup, start: StartRanks, local_rank: int, paths: Mapping[str, str]) -> dict[str, str]:
+    rank, nproc = start.ranks[local_rank], len(start.ranks)
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(start.world_size),
+        "LOCAL_WORLD_SIZE": str(nproc),
+        "GROUP_RANK": str(start.group_rank),
+        "GROUP_WORLD_SIZE": str(start.group_world_size),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(start.world_size),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": start.master_addr,
+        "MASTER_PORT": str(start.master_port),
+        "TORCHELASTIC_RUN_ID": setup.run,
+        "TORCHELASTIC_RESTART_COUNT": str(start.restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(start.max_restarts),
+        "TORCHELASTIC_ERROR_FILE": paths["error"],
+        # The agent's own store is what makes torchrun's restarts meet the last attempt's keys: rank 0 hosts a new one.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
 def log_paths(run_dir: Path, attempt: int, node: str, rank: int) -> tuple[Path, Path, Path]:
     """Where a rank's stdout, stderr and torchelastic error file go."""
     folder = run_dir / "logs" / attempt_name(attempt)
@@ -148,7 +176,9 @@ def log_paths(run_dir: Path, attempt: int, node: str, rank: int) -> tuple[Path, 
     return folder / f"{stem}.out", folder / f"{stem}.err", folder / f"{stem}.error.json"
 
 
-def start_rank(command: Sequence[str], env: Mapping[str, str], out: Path, err: Path) -> subprocess.Popen[bytes]:
+def start_rank(
+    command: Sequence[str], env: Mapping[str, str], out: Path, err: Path, stdin_fd: int = -1
+) -> subprocess.Popen[bytes]:
     """Start one rank: leader of its own session, killed with the agent, writing to its own files without us.
 
     Raises:
@@ -159,7 +189,7 @@ def start_rank(command: Sequence[str], env: Mapping[str, str], out: Path, err: P
             return subprocess.Popen(
                 list(command),
                 env=dict(env),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if stdin_fd < 0 else stdin_fd,
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,

@@ -42,6 +42,8 @@ class CarrySpec(msgspec.Struct, frozen=True, kw_only=True):
     confirm_s: float
     max_restarts: int
     isolate: IsolateConfig = IsolateConfig()
+    is_adopted: bool = False
+    """Another launcher shows the output of all wrappers together: one of them speaks for the run."""
 
 
 class CoordinatorSpec(msgspec.Struct, frozen=True, kw_only=True):

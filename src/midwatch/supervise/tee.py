@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import Final, Literal
 
-Mode = Literal["all", "0", "none"]
+Mode = Literal["all", "0", "none", "own"]
+"""Which ranks are shown; ``own``: those of this launcher as they are, for another one that looks after the rest."""
 
 _CHUNK: Final = 256 * 1024
 """Read at once from one file; more follows at the next look, so one noisy rank cannot starve the rest."""
@@ -60,7 +61,7 @@ class Tee:
         self.drain()
         self._tails = []
         for rank, out, err in files:
-            if self._mode == "all" or (self._mode == "0" and rank == 0):
+            if self._mode in ("all", "own") or (self._mode == "0" and rank == 0):
                 prefix = f"[rank {rank}] " if self._mode == "all" else ""
                 self._tails += [_Tail(Path(out), prefix, self._out), _Tail(Path(err), prefix, self._err)]
 

@@ -120,7 +120,8 @@ def _arm(plan_path: Path) -> None:
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     env = os.environ
-    injector = Injector(plan_path, int(env["RANK"]), int(env["LOCAL_RANK"]), env["MIDWATCH_PULSE"])
+    slot = int(env.get("MIDWATCH_SLOT") or env["LOCAL_RANK"])
+    injector = Injector(plan_path, int(env["RANK"]), slot, env["MIDWATCH_PULSE"])
     register_optimizer_step_pre_hook(injector.before_optimizer_step)
 
 

@@ -5,7 +5,8 @@ The chapters (``launching``, ``exits``, ``proof``, ...) are plain functions over
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections import deque
+from typing import Any, Final, Literal
 
 from midwatch.supervise.decide.memory import Memory
 from midwatch.supervise.decide.model import (
@@ -37,6 +38,7 @@ Timer = Literal[
     "gone",
     "backoff",
     "leave",
+    "look_round",
     "alive",
     "gate",
     "probe",
@@ -44,6 +46,8 @@ Timer = Literal[
 ]
 
 STORY_LENGTH = 400
+_OWN: Final = frozenset[Timer]({"backoff", "hold_max"})
+"""Pauses of ours: nobody is waited for, so they end when they end."""
 
 
 class Core:
@@ -56,6 +60,8 @@ class Core:
         self.restart = rules.restart
         self.state: State = "waiting"
         """Changed by ``move`` only, along ``TRANSITIONS``."""
+        self.topology = rules.topology
+        """Changed by ``learn`` only."""
         self.roster = Roster(nnodes, rules.topology)
         self.memory = Memory(rules.restart)
         self.next_attempt = first_attempt
@@ -82,6 +88,8 @@ class Core:
         """No launch while this is set; the state is ``held`` once no ranks run."""
         self.gate: Gate | None = None
         """Its ``gate`` timer is armed exactly while this is set."""
+        self.advised: set[str] = set()
+        """Hosts that whoever starts again should leave out, for what happened to us there."""
         self.doubtful: set[str] = set()
         """Nodes to be probed before ranks start on them again."""
         self.passed: set[str] = set()
@@ -96,16 +104,16 @@ class Core:
         """The node that hosted the coordinator is gone, and its ranks with it: do not wait long for it."""
         self.is_host_gone = False
         """And it is known to be gone, not only out of reach."""
+        self.inherited: int = 0
+        """The attempt that an earlier process of the coordinator left behind; 0 for none."""
         self.short_since_ns: int | None = None
         """After the move: since when too few of the attempt's nodes are here."""
-        self.deferred: list[Event] = []
+        self.deferred: deque[Event] = deque()
         """Reports about ``returning`` that came before all nodes were back."""
         self.timers: dict[Timer, int] = {}
         """Armed timers and when they are due."""
         self.story = Story(STORY_LENGTH)
         self.now_ns = 0
-        self.inherited: int = 0
-        """The attempt that an earlier process of the coordinator left behind; 0 for none."""
         self.cause = ""
         self.note = ""
         self.path: list[State] = []
@@ -150,6 +158,11 @@ class Core:
         """The event changes nothing; say why in the story."""
         self.note = why
 
+    def learn(self, topology: tuple[tuple[str, tuple[str, ...]], ...]) -> None:
+        """Which nodes share what."""
+        self.topology = topology
+        self.roster.learn(topology)
+
     # --- emitting ----------------------------------------------------------------------------------------------
 
     def emit(self, instruction: Instruction) -> None:
@@ -184,6 +197,12 @@ class Core:
         self.timers[timer] = due
         self.emit(WakeAt(cause=self.cause, at_ns=due))
 
+    def postpone(self, missed_ns: int) -> None:
+        """Nobody could be heard for so long: whoever is waited for gets that much longer."""
+        for timer in [] if missed_ns <= 0 else [timer for timer in self.timers if timer not in _OWN]:
+            self.timers[timer] += missed_ns
+            self.emit(WakeAt(cause=self.cause, at_ns=self.timers[timer]))
+
     def disarm(self, *timers: Timer) -> None:
         for timer in timers:
             self.timers.pop(timer, None)
@@ -199,6 +218,10 @@ class Core:
         return self.timers[timer], timer
 
     # --- questions ---------------------------------------------------------------------------------------------
+
+    def host_of(self, name: str) -> str:
+        """The machine of an agent: itself, unless each rank has one of its own, called ``HOST.rRANK``."""
+        return name.rpartition(".r")[0] if self.rules.is_adopted else name
 
     @property
     def is_live(self) -> bool:

@@ -6,6 +6,7 @@ follow with 0 (the run is over), fail of a closed connection (it left too early)
 
 from __future__ import annotations
 
+from midwatch.core import EXIT_REQUEUE
 from midwatch.supervise.decide import incidents, stopping
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import Attempt, Exit, Outcome
@@ -22,7 +23,8 @@ def rank_exited(core: Core, event: RankExited) -> None:
     if attempt is None or event.rank not in attempt.ranks or event.rank in attempt.exits:
         core.set_aside(core.note or "known already, or no rank of ours")
         return
-    attempt.exits[event.rank] = Exit(exit_code=event.exit_code, is_finished=event.is_finished, at_ns=event.now_ns)
+    at_ns = event.now_ns if event.ended_ns is None else event.ended_ns
+    attempt.note_exit(event.rank, Exit(exit_code=event.exit_code, is_finished=event.is_finished, at_ns=at_ns))
     if core.state == "judging":
         incidents.look_again_now(core)
     elif core.is_training:
@@ -42,7 +44,7 @@ def reconsider(core: Core, newest: int | None = None) -> None:
     if not attempt.exits:
         return
     if core.stop is not None:
-        _while_leaving(core, attempt)
+        _while_leaving(core, attempt, newest)
     elif attempt.has_failed_exit:
         incidents.open_incident(core, "exit", samples=1)
     elif attempt.has_all_exited:
@@ -51,10 +53,15 @@ def reconsider(core: Core, newest: int | None = None) -> None:
         _wait_for_the_others(core, attempt, newest)
 
 
-def _while_leaving(core: Core, attempt: Attempt) -> None:
-    if attempt.has_all_exited:
+def _while_leaving(core: Core, attempt: Attempt, newest: int | None) -> None:
+    ended = attempt.exits if newest is None else {newest: attempt.exits[newest]}
+    failed = [rank for rank, one in ended.items() if one.exit_code not in (0, EXIT_REQUEUE)]
+    if core.rules.is_adopted and any(rank in attempt.attached for rank in failed):
+        # It was to save, and no signal was sent to it: perhaps we are all asked to leave because of what it met.
+        incidents.open_incident(core, "exit", samples=1)
+    elif attempt.has_all_exited:
         stopping.begin(core, grace_s=core.watch.grace_s, reason="all ranks have left")
-    elif attempt.has_failed_exit:
+    elif failed:
         # The others cannot finish a save without it.
         stopping.begin(core, grace_s=core.watch.grace_s, reason="a rank failed while saving")
 
@@ -69,17 +76,19 @@ def _end(core: Core, attempt: Attempt) -> None:
 
 
 def _wait_for_the_others(core: Core, attempt: Attempt, newest: int | None) -> None:
-    early = [rank for rank, exit_ in attempt.exits.items() if not exit_.is_finished]
+    early = attempt.undeclared
     if not early or "settle" in core.timers or core.watching is not None:
         return
     is_attached = any(rank in attempt.attached for rank in early)
     core.arm("settle", ATTACHED_SETTLE_S if is_attached else UNATTACHED_SETTLE_S)
     if newest is not None and is_attached:
-        core.record("rank.ended_early", rank=newest, node=attempt.ranks[newest])
+        core.record("rank.ended_early", rank=newest, node=core.host_of(attempt.ranks[newest]))
 
 
 def settle_timed_out(core: Core) -> None:
     """Some ranks ended with 0, others still run: look at what those are doing."""
     attempt = core.attempt
     if core.is_training and attempt is not None and not core.is_leaving:
-        incidents.open_incident(core, "exit", samples=2, patience_s=UNATTACHED_SETTLE_S)
+        is_attached = any(rank in attempt.attached for rank in attempt.undeclared)
+        patience_s = ATTACHED_SETTLE_S if is_attached else UNATTACHED_SETTLE_S
+        incidents.open_incident(core, "exit", samples=2, patience_s=patience_s)

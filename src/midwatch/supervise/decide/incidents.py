@@ -45,7 +45,8 @@ def open_incident(
     )
     core.incident = incident
     core.watching = None
-    core.disarm("settle", "recheck")
+    core.is_leaving = False
+    core.disarm("settle", "recheck", "leave", "look_round")
     core.move("judging")
     core.record("fault.suspected", step=attempt.step, incident=incident.id, trigger=trigger)
     # Most ends explain themselves: an exit code, a traceback, the kernel's word. Stacks are taken if they do not.
@@ -75,7 +76,7 @@ def rank_suspected(core: Core, event: RankSuspected) -> None:
         "rank.suspected",
         step=event.step,
         suspect=event.rank,
-        node=event.node,
+        node=core.host_of(event.node),
         phase=event.phase,
         silent_s=event.silent_s,
         deadline_s=event.deadline_s,
@@ -93,13 +94,25 @@ def rank_suspected(core: Core, event: RankSuspected) -> None:
 def collectives_differ(core: Core, event: CollectivesDiffer) -> None:
     """Ranks went out of step: from here on they average what does not belong together, so every step is wrong."""
     attempt = core.live_attempt(event.attempt)
-    if attempt is None or not core.is_training or core.is_leaving:
-        core.set_aside(core.note or "the attempt is ending anyway")
+    if attempt is None:
+        return
+    attempt.differed = event
+    if not core.is_training or core.is_leaving:
+        # It is told once. A near-miss goes back to it, and what was saved since is in doubt whatever else is judged.
+        core.set_aside("kept beside what is under way")
+        if core.state == "stopping" and core.incident is not None:
+            core.incident.doubtful_from = event.sound_step
         return
     core.record(
         "collectives.differed", step=event.step, group=event.group, counts=[list(pair) for pair in event.counts]
     )
-    open_incident(core, "desync", samples=1).doubtful_from = event.sound_step
+    open_incident(core, "desync", samples=1)
+
+
+def differ_if_live(core: Core) -> None:
+    """A near-miss went back to training: ranks that went out of step meanwhile count now."""
+    if core.is_training and core.attempt is not None and core.attempt.differed is not None:
+        collectives_differ(core, core.attempt.differed)
 
 
 def gather(core: Core, incident: Incident, samples: int, *, is_quick: bool = False) -> None:

@@ -13,15 +13,17 @@ from typing import Literal
 import msgspec
 
 from midwatch.faults import Verdict, class_of
+from midwatch.supervise.decide import adopting
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import SECOND
+from midwatch.supervise.lemons import LEMON, LEMON_DAYS
 from midwatch.supervise.messages import IsolateNode, IsolateRequested, ReleaseNode, ReleaseRequested
 
-CAP_WINDOW_S = 3600.0
-"""``grade.exclude_share`` counts the exclusions of this long."""
 By = Literal["person", "rule", "record"]
 """Who left a node out; ``record``: what earlier jobs wrote down against the machine."""
 
+CAP_WINDOW_S = 3600.0
+"""``grade.exclude_share`` counts the exclusions of this long."""
 
 
 def isolate_requested(core: Core, event: IsolateRequested) -> None:
@@ -44,6 +46,8 @@ def release_requested(core: Core, event: ReleaseRequested) -> None:
         return
     core.roster.excluded.discard(event.node)
     core.memory.node_faults.pop(event.node, None)
+    if event.node in core.roster.nodes:
+        core.roster.nodes[event.node].incidents = 0
     core.doubtful.add(event.node)
     core.record("node.released", node=event.node, reason=event.reason)
     core.emit(ReleaseNode(cause=core.cause, node=event.node, reason=event.reason))
@@ -73,7 +77,9 @@ def abandon(core: Core, node: str, reason: str) -> None:
 
     The node is unusable either way. Hung storage does this to many at once; those beyond the cap are not drained.
     """
-    if node not in core.roster.excluded and room(core) > 0:
+    if core.rules.is_adopted:
+        adopting.give_up_node(core, core.host_of(node), reason)
+    elif node not in core.roster.excluded and room(core) > 0:
         _leave_out(core, node, reason, by="rule", incident=core.incident.id if core.incident else "")
 
 
@@ -91,24 +97,18 @@ def weigh(core: Core, verdict: Verdict) -> Verdict:
         return verdict
     if verdict.rule == "same-failure":
         return _on_another_node(core, verdict)
+    broken = _broken(verdict)
     for node in verdict.causal_nodes if verdict.action == "restart" else ():
         faults = core.memory.node_faults[node]
         if node in broken or faults > 1:
             times = f", fault {faults} of this node without progress" if faults > 1 else ""
             exclude(core, [node], f"{row.title}{times}", incident=verdict.incident)
+        elif (count := incidents_of(core, node)) >= LEMON:
+            times = f"incident {count} of this machine within {LEMON_DAYS:g} days"
+            exclude(core, [node], f"{row.title}, {times}", incident=verdict.incident)
     return verdict
-    broken = _broken(verdict)
 
 
-def _to_doubt(core: Core, verdict: Verdict, *, is_whole_node: bool) -> tuple[str, ...]:
-    """A crash on the only node there is speaks of its rank first; probes would only delay the restart."""
-    is_alone = core.roster.nnodes == 1 and not is_whole_node
-    return () if is_alone else verdict.causal_nodes
-
-
-def _without_domain(core: Core, verdict: Verdict) -> Verdict:
-    members = [node for node, domains in core.topology if verdict.domain in domains and node in core.roster.nodes]
-    if not exclude(core, members, f"{verdict.domain} fails: {verdict.summary}", incident=verdict.incident):
 def _broken(verdict: Verdict) -> set[str]:
     """Nodes whose own hardware failed; what else failed beside it did so for a reason of its own."""
     if not verdict.is_hardware:
@@ -128,6 +128,15 @@ def incidents_of(core: Core, node: str) -> int:
     return core.roster.nodes[node].incidents if node in core.roster.nodes else 0
 
 
+def _to_doubt(core: Core, verdict: Verdict, *, is_whole_node: bool) -> tuple[str, ...]:
+    """A crash on the only node there is speaks of its rank first; probes would only delay the restart."""
+    is_alone = core.roster.nnodes == 1 and not is_whole_node
+    return () if is_alone else verdict.causal_nodes
+
+
+def _without_domain(core: Core, verdict: Verdict) -> Verdict:
+    members = [node for node, domains in core.topology if verdict.domain in domains and node in core.roster.nodes]
+    if not exclude(core, members, f"{verdict.domain} fails: {verdict.summary}", incident=verdict.incident):
         return verdict
     return msgspec.structs.replace(verdict, action="restart", rule="domain-left-out")
 

@@ -6,6 +6,7 @@ from midwatch.core import CODES
 from midwatch.supervise.decide import adopting, incidents, launching, sides, stopping
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import SECOND, Attempt, Outcome
+from midwatch.supervise.decide.roster import Arrival
 from midwatch.supervise.messages import NodeJoined, NodeLost, StopRanks
 
 REJOIN_S = 1.0
@@ -13,7 +14,7 @@ REJOIN_S = 1.0
 address twice a second."""
 
 FEW_NODES = 16
-"""Up to here every node's console shows who joins."""
+"""Up to here every node's console shows who joins and who is lost."""
 
 
 def node_joined(core: Core, event: NodeJoined) -> None:
@@ -23,30 +24,50 @@ def node_joined(core: Core, event: NodeJoined) -> None:
             "node.joined", node=event.node, nproc=event.nproc, arrival=arrival, running_attempt=event.running_attempt
         )
     if arrival in ("new", "spare"):
-        places = f"{len(core.roster.places)} of {core.roster.nnodes}"
-        # Not to every node: while a thousand nodes arrive that would be half a million messages.
-        what = f"joined ({places})" if arrival == "new" else "joined as a spare"
-        core.say(f"node {event.node} {what}", is_local=core.roster.nnodes > FEW_NODES)
+        _announce(core, event.node, arrival)
     current = core.attempt.number if core.attempt is not None and (core.is_live or core.returning) else 0
     if event.running_attempt not in (0, current):
-        _stop_leftover(core, event.running_attempt)
+        _stop_leftover(core, event.node, event.running_attempt)
     if core.state == "waiting":
         _settle_in(core)
     elif core.is_live:
         _joined_while_live(core, event, is_restarted=arrival == "restarted" and event.running_attempt != current)
 
 
-def _stop_leftover(core: Core, attempt: int) -> None:
-    core.say(f"a node still runs attempt {attempt}; ending that first", "warning")
+def _announce(core: Core, node: str, arrival: Arrival) -> None:
+    roster = core.roster
+    if arrival == "spare":
+        core.say(f"node {node} joined as a spare", is_local=has_many(core))
+        return
+    count = min(roster.live_count, len(roster.places)) if core.returning else len(roster.places)
+    # With a thousand nodes each one told to all the others would be a million messages, and nobody would read them.
+    if has_many(core) and count < roster.nnodes and 20 * count // roster.nnodes == 20 * (count - 1) // roster.nnodes:
+        return
+    core.say(f"node {node} joined ({count} of {roster.nnodes})", is_local=has_many(core))
+
+
+def has_many(core: Core) -> bool:
+    """Too many to tell everybody of each."""
+    return core.roster.nnodes > FEW_NODES
+
+
+def _stop_leftover(core: Core, node: str, attempt: int) -> None:
+    core.say(f"node {node} still runs attempt {attempt}; ending that first", "warning", is_local=has_many(core))
     core.emit(
-        StopRanks(cause=core.cause, attempt=attempt, grace_s=core.watch.grace_s, reason="left over from an old attempt")
+        StopRanks(
+            cause=core.cause,
+            attempt=attempt,
+            grace_s=core.watch.grace_s,
+            reason="left over from an old attempt",
+            node=node,
+        )
     )
 
 
 def _joined_while_live(core: Core, event: NodeJoined, *, is_restarted: bool) -> None:
     attempt = core.attempt
     assert attempt is not None
-    if event.node not in attempt.nodes:
+    if event.node not in attempt.members:
         return
     if is_restarted:
         _node_failed(core, event.node)
@@ -54,7 +75,11 @@ def _joined_while_live(core: Core, event: NodeJoined, *, is_restarted: bool) -> 
         # It was away when the order went out.
         core.emit(
             StopRanks(
-                cause=core.cause, attempt=attempt.number, grace_s=core.watch.grace_s, reason="it missed the order"
+                cause=core.cause,
+                attempt=attempt.number,
+                grace_s=core.watch.grace_s,
+                reason="it missed the order",
+                node=event.node,
             )
         )
 
@@ -63,10 +88,15 @@ def node_lost(core: Core, event: NodeLost) -> None:
     if not core.roster.lose(event.node, event.agent):
         core.set_aside("not the agent we know")
         return
+    if adopting.has_left(core, event.node):
+        core.set_aside("its rank was done")
+        if core.state == "stopping":
+            stopping.settle(core)
+        return
     core.record("node.lost", node=event.node)
-    core.say(f"node {event.node} is lost", "error")
+    core.say(f"node {event.node} is lost", "error", is_local=has_many(core))
     attempt = core.attempt
-    if core.is_live and attempt is not None and event.node in attempt.nodes:
+    if core.is_live and attempt is not None and event.node in attempt.members:
         _node_failed(core, event.node)
 
 
@@ -77,7 +107,7 @@ def _node_failed(core: Core, node: str) -> None:
         incidents.look_again_now(core)
     elif core.state == "stopping":
         stopping.settle(core)
-    elif core.stop is not None:
+    elif core.stop is not None and not core.rules.is_adopted:
         stopping.begin(core, grace_s=core.watch.grace_s, reason=f"node {node} is gone, so the others cannot save")
     elif core.is_training:
         incidents.open_incident(core, "agent_lost", samples=1, lost_nodes=[node])
@@ -92,8 +122,14 @@ def _settle_in(core: Core) -> None:
         core.arm("join", core.watch.agent_timeout_s / 2 if core.has_moved else core.restart.join_timeout_s)
     attempt = core.attempt
     assert attempt is not None
+    # Spares may be among those that are here, so this many at least are still to come.
+    missing = len(attempt.nodes) - core.roster.live_count
+    if core.has_moved and missing <= 1 and len(sides.in_reach(core)) >= len(attempt.nodes) - 1:
+        _wait_no_longer_than(core, REJOIN_S)
+    if missing > 0 or not _have_all_returned(core):
+        return
     gone = [name for name in attempt.nodes if not _runs(core, name, attempt.number)]
-    if len(gone) == len(attempt.nodes):
+    if len(gone) == len(attempt.nodes) and not core.rules.is_adopted:
         _start_over(core, attempt.number)
     else:
         _take_up(core, gone)
@@ -122,14 +158,8 @@ def _have_all_returned(core: Core) -> bool:
 
 def _take_up(core: Core, gone: list[str]) -> None:
     """Carry on with what runs; a stop that was asked for meanwhile is due now."""
-    # Spares may be among those that are here, so this many at least are still to come.
-    missing = len(attempt.nodes) - core.roster.live_count
-    if core.has_moved and missing <= 1 and len(sides.in_reach(core)) >= len(attempt.nodes) - 1:
-        _wait_no_longer_than(core, REJOIN_S)
-    if missing > 0 or not _have_all_returned(core):
-        return
     launching.adopt(core)
-    if core.stop is None and gone:
+    if gone and (core.stop is None or core.rules.is_adopted):
         incidents.open_incident(core, "agent_lost", samples=1, lost_nodes=gone)
     elif gone:
         _cannot_save_without(core, gone[0])

@@ -6,7 +6,7 @@ import msgspec
 
 from midwatch.core import CODES, format_seconds
 from midwatch.faults import Evidence, RankEvidence, ResumeReport, Verdict, Widths, class_of, has_moved_on, judge
-from midwatch.supervise.decide import holding, incidents, isolation, stopping
+from midwatch.supervise.decide import adopting, holding, incidents, isolation, stopping
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.facts import TORN_DOWN
 from midwatch.supervise.decide.memory import DESYNC
@@ -44,6 +44,8 @@ def _judge(core: Core, incident: Incident, gathered: Evidence) -> None:
     assert attempt is not None
     lived_s = (incident.opened_ns - attempt.launched_ns) / SECOND
     evidence = _complete(core, incident, attempt, gathered, lived_s)
+    if core.rules.is_adopted:
+        evidence = adopting.on_hosts(core, attempt, evidence)
     verdict = _verdict_on(core, evidence)
     if incident.is_quick and verdict.confidence != "certain":
         incidents.gather(core, incident, 1)
@@ -69,14 +71,14 @@ def _judge(core: Core, incident: Incident, gathered: Evidence) -> None:
     _convict(core, incident, evidence, verdict)
 
 
-def _verdict_on(core: Core, evidence: Evidence) -> Verdict:
-    rules = core.rules.grade
 def _has_steps(core: Core, evidence: Evidence, verdict: Verdict) -> bool:
     """Whether steps tell of progress: they do where the script has the five lines, also before its first step."""
     is_attached = any(rank.is_attached for rank in evidence.ranks)
     return verdict.step is not None or is_attached or core.memory.farthest_step is not None
 
 
+def _verdict_on(core: Core, evidence: Evidence) -> Verdict:
+    rules = core.rules.grade
     widths = Widths(rules.fleet_nodes, rules.fleet_share, rules.silent_share)
     return judge(evidence, same_failure_limit=core.restart.same_failure_limit, widths=widths)
 
@@ -93,11 +95,11 @@ def _complete(core: Core, incident: Incident, attempt: Attempt, gathered: Eviden
         if known is not None and rank.exit_mono_ns is None:
             rank = msgspec.structs.replace(rank, exit_mono_ns=known.at_ns)
         ranks.append(rank)
-    return msgspec.structs.replace(
-        gathered,
     recent = core.memory.recent_faults(core.now_ns, core.rules.grade.window_s)
     # Those that failed a moment ago and were replaced since, too: a switch takes its nodes down one after the other.
     nodes = _nodes(core, attempt) | {node for node, _ in recent}
+    return msgspec.structs.replace(
+        gathered,
         ranks=tuple(ranks),
         lost_nodes=tuple(dict.fromkeys((*gathered.lost_nodes, *incident.lost_nodes))),
         nodes_total=len(nodes),
@@ -156,13 +158,19 @@ def _convict(core: Core, incident: Incident, evidence: Evidence, verdict: Verdic
     memory = core.memory
     if core.recovering is not None:
         incidents.close(core, "failed_again")
-    memory.note_failure(verdict.fingerprint, verdict.step, verdict.root_node or "")
+    memory.note_failure(verdict.fingerprint, verdict.step, verdict.root_node or "", verdict.fault_class)
     memory.note_causal(verdict.causal_nodes, core.now_ns)
-    if core.stop is None:
-        verdict = isolation.weigh(core, verdict)
+    isolation.note_incident(core, verdict.causal_nodes)
+    if core.rules.is_adopted:
+        verdict, core.outcome = adopting.conclude(core, verdict, _outcome(core, verdict))
+    else:
+        verdict = isolation.weigh(core, verdict) if core.stop is None else verdict
+        core.outcome = _outcome(core, verdict)
     incident.verdict = verdict
-    core.outcome = _outcome(core, verdict)
+    incident.doubtful_from = _doubtful_from(core, verdict)
     is_restart = core.outcome is None and core.stop is None
+    if adopting.is_to_start_again(core):
+        memory.grant_restart(class_of(verdict.fault_class).budget)
     if is_restart:
         memory.grant_restart(class_of(verdict.fault_class).budget)
         if verdict.action == "hold":
@@ -190,8 +198,16 @@ def _convict(core: Core, incident: Incident, evidence: Evidence, verdict: Verdic
         longest_life_s=memory.longest_life_s,
     )
     core.emit(WriteVerdict(cause=core.cause, attempt=incident.attempt, verdict=verdict, evidence=evidence))
-    core.say(f"{verdict.summary} ({verdict.confidence}); {_what_next(core, is_restart)}", "error")
+    core.say(f"{verdict.summary} ({verdict.confidence}); {_what_next(core, verdict, is_restart)}", "error")
     stopping.begin(core, grace_s=core.watch.grace_s, reason=verdict.summary)
+
+
+def _doubtful_from(core: Core, verdict: Verdict) -> int | None:
+    """The step from which on nothing that was saved is trusted, whatever else the attempt ended by."""
+    assert core.attempt is not None
+    if core.attempt.differed is not None:
+        return core.attempt.differed.sound_step
+    return verdict.step if verdict.fault_class == DESYNC else None
 
 
 def _outcome(core: Core, verdict: Verdict) -> Outcome | None:
@@ -206,7 +222,7 @@ def _outcome(core: Core, verdict: Verdict) -> Outcome | None:
             cause=core.cause,
         )
     spent = core.memory.budgets.spent(class_of(verdict.fault_class).budget)
-    if core.stop is None and spent:
+    if spent and (core.stop is None or core.rules.is_adopted):
         sentence = f"{spent}; last: {verdict.summary}"
         return Outcome(exit_code=CODES["SV103"].exit_code, error="SV103", sentence=sentence, cause=core.cause)
     return None
@@ -219,16 +235,16 @@ def _stop_sentence(core: Core, error: str, verdict: Verdict) -> str:
     return f"{verdict.summary}; restarting cannot help"
 
 
-def _what_next(core: Core, is_restart: bool) -> str:
+def _what_next(core: Core, verdict: Verdict, is_restart: bool) -> str:
     if core.outcome is not None:
-        return "stopping the run"
+        return f"ending the ranks; {verdict.advice}" if verdict.advice else "stopping the run"
     if not is_restart:
         return "the run was asked to stop"
     used, most = core.memory.restarts_used, core.restart.max_restarts
+    if core.hold is not None and core.hold.by == "person":
+        return "held until a person lets it go on"
     if core.hold is not None:
         return "holding: nothing is restarted until the cause has passed"
     wait_s = core.memory.backoff_s
     when = f"in {format_seconds(wait_s)}" if wait_s else "now"
     return f"restarting {when} from the newest verified checkpoint ({used} of {most} restarts without progress)"
-    if core.hold is not None and core.hold.by == "person":
-        return "held until a person lets it go on"

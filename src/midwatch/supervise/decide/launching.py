@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midwatch.core import CODES
-from midwatch.supervise.decide import gating, holding
+from midwatch.supervise.decide import adopting, gating, holding
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import Attempt, Outcome
 from midwatch.supervise.messages import LaunchAttempt
@@ -17,7 +17,9 @@ def proceed(core: Core) -> None:
     if core.hold is not None:
         holding.enter(core)
         return
-    core.roster.fill_holes()
+    if core.roster.live_count >= core.roster.nnodes or core.state != "waiting":
+        # Not with each of thousands that arrive while most are still to come.
+        core.roster.fill_holes()
     if core.roster.is_complete and core.roster.is_clean:
         if gating.is_open(core):
             launch(core)
@@ -52,15 +54,15 @@ def launch(core: Core) -> None:
     core.returning = 0
     core.doubtful.clear()
     core.passed.clear()
+    core.memory.before = None
     attempt = core.attempt
     if core.recovering is not None:
-    core.memory.before = None
         core.cause = core.recovering.cause
         core.arm("alive", ALIVE_S)
-    for placement in attempt.placements:
-        core.roster.nodes[placement.node].running_attempt = attempt.number
     if core.launches == 1:
         _check_topology(core)
+    for placement in attempt.placements:
+        core.roster.note_running(placement.node, attempt.number)
     core.move("starting")
     restarts = core.launches - 1
     core.record(
@@ -78,12 +80,10 @@ def launch(core: Core) -> None:
             restart_count=restarts,
         )
     )
-    what = f"{_count(attempt.world_size, 'rank')} on {_count(len(attempt.nodes), 'node')}"
+    hosts = {core.host_of(name) for name in attempt.nodes}
+    what = f"{_count(attempt.world_size, 'rank')} on {_count(len(hosts), 'node')}"
     core.say(f"attempt {attempt.number}: starting {what}" + (f" (restart {restarts})" if restarts else ""))
 
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 def _check_topology(core: Core) -> None:
     """A file that calls the nodes otherwise is of no use, and nothing else would ever say so."""
@@ -97,6 +97,9 @@ def _check_topology(core: Core) -> None:
         )
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
 
 ALIVE_S = 30.0
 """An unattached script reports no steps: living this long after a restart is what closes its incident."""
@@ -104,7 +107,7 @@ ALIVE_S = 30.0
 
 def has_returned(core: Core) -> bool:
     """After a restart of the coordinator: some node still runs the attempt it left behind."""
-    return core.returning != 0 and any(n.running_attempt == core.returning for n in core.roster.nodes.values())
+    return core.returning != 0 and len(core.roster.holders(core.returning)) > 0
 
 
 def adopt(core: Core) -> None:
@@ -120,6 +123,7 @@ def adopt(core: Core) -> None:
 
 def give_up_waiting(core: Core) -> None:
     """The nodes did not come."""
+    core.roster.fill_holes()
     ready, wanted = core.roster.usable_places, core.roster.nnodes
     missing = ", ".join(name for name in core.roster.places if not core.roster.is_usable(name))
     busy = ", ".join(name for name in core.roster.places if _is_busy(core, name))
@@ -129,14 +133,14 @@ def give_up_waiting(core: Core) -> None:
         sentence += f"; missing: {missing}"
     if busy:
         sentence += f"; still holding an old attempt: {busy}"
-    error = "SV114" if is_lost else "SV106"
-    core.finish(Outcome(exit_code=CODES[error].exit_code, error=error, sentence=sentence, cause=core.cause))
-
-
     if core.roster.excluded:
         sentence += f"; left out: {', '.join(sorted(core.roster.excluded)[:_NAMED])}"
     if core.rules.is_adopted:
         sentence = adopting.who_is_missing(core, wait_s(core))
+    error = "SV114" if is_lost else "SV106"
+    core.finish(Outcome(exit_code=CODES[error].exit_code, error=error, sentence=sentence, cause=core.cause))
+
+
 def _is_busy(core: Core, name: str) -> bool:
     node = core.roster.nodes.get(name)
     return node is not None and node.running_attempt != 0

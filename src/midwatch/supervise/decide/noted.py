@@ -11,11 +11,12 @@ def rank_lagged(core: Core, event: RankLagged) -> None:
     attempt = core.live_attempt(event.attempt)
     if attempt is None or event.rank not in attempt.ranks:
         return
-    node = attempt.ranks[event.rank]
+    node = core.host_of(attempt.ranks[event.rank])
     core.record("rank.lagged", step=event.step, straggler=event.rank, node=node, factor=event.factor)
     core.say(f"rank {event.rank} (node {node}) takes {event.factor:.1f} times its peers' time a step", "warning")
 
 
 def node_warned(core: Core, event: NodeWarned) -> None:
-    core.record("node.warned", node=event.node, what=event.what, sentence=event.sentence)
-    core.say(f"node {event.node}: {event.sentence}", "warning")
+    node = core.host_of(event.node)
+    core.record("node.warned", node=node, what=event.what, sentence=event.sentence)
+    core.say(f"node {node}: {event.sentence}", "warning")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from midwatch.config import GradeConfig, IsolateConfig, RestartConfig, WatchConfig
+from midwatch.config import AdoptConfig, GradeConfig, IsolateConfig, RestartConfig, WatchConfig
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,3 +20,10 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """Agents answer ``ProbeNodes``; without that there is no gate, and a hold of ours ends by a person only."""
     topology: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """(node, domains it shares with others), as ``faults.Evidence`` has it."""
+    adopt: AdoptConfig | None = None
+    """Another launcher starts the ranks; None: we do."""
+
+    @property
+    def is_adopted(self) -> bool:
+        """Nothing is started a second time, moved or left out here: the run ends, with advice."""
+        return self.adopt is not None

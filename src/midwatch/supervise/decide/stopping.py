@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midwatch.core import CODES, format_seconds
-from midwatch.supervise.decide import holding, isolation, launching
+from midwatch.supervise.decide import adopting, holding, isolation, launching
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import Outcome, StopWish
 from midwatch.supervise.messages import (
@@ -23,7 +23,7 @@ def begin(core: Core, *, grace_s: float, reason: str) -> None:
     """Stop every rank of the current attempt; the answer is one ``RanksGone`` per live node."""
     attempt = core.attempt
     assert attempt is not None
-    core.disarm("settle", "resume", "second_look", "evidence", "recheck", "leave", "alive")
+    core.disarm("settle", "resume", "second_look", "evidence", "recheck", "leave", "look_round", "alive")
     core.watching = None
     core.is_leaving = False
     core.move("stopping")
@@ -37,8 +37,14 @@ def pending(core: Core) -> list[str]:
     attempt = core.attempt
     if attempt is None:
         return []
-    nodes = core.roster.nodes
-    return [n for n in attempt.nodes if n in nodes and nodes[n].is_live and nodes[n].running_attempt == attempt.number]
+    holders = core.roster.holders(attempt.number)
+    return [name for name in attempt.nodes if name in holders]
+
+
+def is_pending(core: Core) -> bool:
+    """Whether there are such."""
+    attempt = core.attempt
+    return attempt is not None and any(name in attempt.members for name in core.roster.holders(attempt.number))
 
 
 def ranks_gone(core: Core, event: RanksGone) -> None:
@@ -49,7 +55,7 @@ def ranks_gone(core: Core, event: RanksGone) -> None:
     if core.state not in ("stopping", "waiting", "backing_off", "held"):
         core.set_aside("nobody asked; the ranks' own exits count")
         return
-    node.running_attempt = 0
+    core.roster.note_running(event.node, 0)
     if event.leftovers:
         _give_up_node(core, event.node, event.leftovers)
     if core.state == "stopping":
@@ -71,14 +77,14 @@ def gone_timed_out(core: Core) -> None:
     if core.state != "stopping":
         return
     for node in pending(core):
-        core.roster.nodes[node].running_attempt = 0
+        core.roster.note_running(node, 0)
         _give_up_node(core, node, ())
     settle(core)
 
 
 def settle(core: Core) -> None:
     """When the last node is clean: end the run or go on to the next attempt."""
-    if pending(core):
+    if is_pending(core):
         return
     core.disarm("gone")
     if core.incident is not None:
@@ -125,7 +131,7 @@ def launch_failed(core: Core, event: LaunchFailed) -> None:
         core.set_aside("no launch that is still to come")
         return
     for name in attempt.nodes:
-        core.roster.nodes[name].running_attempt = 0
+        core.roster.note_running(name, 0)
     memory = core.memory
     if core.launches == 1 or memory.budgets.spent("any"):
         code = CODES[event.error]
@@ -166,19 +172,31 @@ def _unkillable_outcome(core: Core) -> Outcome | None:
 def stop_requested(core: Core, event: StopRequested) -> None:
     """Save, then end. Asking again shortens the grace."""
     if core.stop is not None:
-        core.stop.count += 1
-        _hurry(core, core.stop.count)
+        if core.stop.ask_again(event.source):
+            _hurry(core, core.stop.count)
         return
-    core.stop = StopWish(reason=event.reason, cause=event.cause)
+    core.stop = StopWish(reason=event.reason, cause=event.cause, asked={event.source: 1})
     core.record("run.stop_requested", reason=event.reason)
-    if core.state == "waiting" and launching.has_returned(core):
+    is_adopted = core.rules.is_adopted
+    if core.state == "waiting" and launching.has_returned(core) and not is_adopted:
         launching.adopt(core)
     if core.state == "waiting" and core.returning:
         # Whether ranks run that can still save is known once their agents are back; a live agent takes a second.
-        core.arm("join", min(core.restart.join_timeout_s, core.watch.agent_timeout_s))
+        # Asked because a peer is gone, under another launcher: who is here by then says who that was.
+        wait_s = core.watch.agent_timeout_s / (2 if is_adopted else 1)
+        if "join" not in core.timers or not (is_adopted and core.has_moved):
+            core.arm("join", min(core.restart.join_timeout_s, wait_s))
     elif core.state in ("waiting", "backing_off", "held"):
         finish_on_request(core)
+    elif core.is_training and is_adopted and core.attempt is not None and not core.attempt.attached:
+        core.arm("look_round", adopting.LOOK_ROUND_S)
     elif core.is_training:
+        leave(core)
+
+
+def looked_round(core: Core) -> None:
+    """Nobody is missing, so it is we who are meant."""
+    if core.is_training and core.stop is not None and not core.is_leaving:
         leave(core)
 
 
@@ -192,11 +210,11 @@ def leave(core: Core) -> None:
     core.disarm("settle", "recheck", "alive")
     if not attempt.is_allowed and attempt.step is None:
         core.say(f"stopping on request: {stop.reason}")
-        begin(core, grace_s=core.watch.stop_grace_s, reason=stop.reason)
+        begin(core, grace_s=adopting.patience_s(core), reason=stop.reason)
         return
     core.is_leaving = True
     core.emit(AskToSaveAndExit(cause=core.cause, attempt=attempt.number, reason=stop.reason))
-    core.arm("leave", core.watch.stop_grace_s)
+    core.arm("leave", adopting.patience_s(core))
     core.say(f"stopping on request ({stop.reason}): ranks save at the next step and exit")
 
 
@@ -217,7 +235,7 @@ def _hurry(core: Core, count: int) -> None:
 def leave_timed_out(core: Core) -> None:
     if core.is_leaving and core.stop is not None:
         core.cause = core.stop.cause
-        core.say(f"ranks did not finish saving within {core.watch.stop_grace_s:g} s; ending them", "warning")
+        core.say(f"ranks did not finish saving within {adopting.patience_s(core):g} s; ending them", "warning")
         begin(core, grace_s=core.watch.grace_s, reason=core.stop.reason)
 
 

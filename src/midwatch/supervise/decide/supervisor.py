@@ -51,6 +51,7 @@ from midwatch.supervise.messages import (
     ResumeRequested,
     StopRequested,
     Ticked,
+    TopologyLearned,
 )
 
 EVENTS_KEPT = 5000
@@ -151,7 +152,7 @@ class Supervisor:
         """Reports about a returning attempt are due once it is known whether it returned."""
         core = self._core
         while core.deferred and not core.returning and core.state != "finished":
-            event = core.deferred.pop(0)
+            event = core.deferred.popleft()
             _HANDLERS[type(event)](core, event)
 
     def _keep(self, event: Event, *, is_idle: bool) -> None:
@@ -193,8 +194,8 @@ class Supervisor:
             "restarts_used": memory.restarts_used,
             "max_restarts": core.restart.max_restarts,
             "held": core.hold.reason if core.hold else None,
-            "excluded": sorted(core.roster.excluded),
             "held_by": core.hold.by if core.hold else None,
+            "excluded": sorted(core.roster.excluded),
             "incident": core.incident.id if core.incident else None,
             "recovering_from": core.recovering.id if core.recovering else None,
             "stop_reason": core.stop.reason if core.stop else None,
@@ -291,9 +292,15 @@ def _back_to_training(core: Core) -> None:
         stopping.leave(core)
     exits.reconsider_if_live(core)
     proof.check_if_live(core)
+    incidents.differ_if_live(core)
+
+
+def _topology_learned(core: Core, event: TopologyLearned) -> None:
+    core.learn(event.topology)
 
 
 def _ticked(core: Core, event: Ticked) -> None:
+    core.postpone(event.missed_ns)
     for timer in core.take_due():
         if core.state != "finished":
             _TIMERS[timer](core)
@@ -324,6 +331,11 @@ def _node_joined(core: Core, event: NodeJoined) -> None:
         launching.go_on(core)
 
 
+def _isolate_requested(core: Core, event: IsolateRequested) -> None:
+    isolation.isolate_requested(core, event)
+    gating.relieve(core)
+
+
 def _gate_timed_out(core: Core) -> None:
     gating.timed_out(core)
     launching.go_on(core)
@@ -331,11 +343,6 @@ def _gate_timed_out(core: Core) -> None:
 
 _HANDLERS: dict[type[Any], Callable[[Core, Any], None]] = dict(
     [
-def _isolate_requested(core: Core, event: IsolateRequested) -> None:
-    isolation.isolate_requested(core, event)
-    gating.relieve(core)
-
-
         _on(NodeJoined, _node_joined),
         _on(NodeLost, joining.node_lost),
         _on(LaunchFailed, stopping.launch_failed),
@@ -356,6 +363,7 @@ def _isolate_requested(core: Core, event: IsolateRequested) -> None:
         _on(IsolateRequested, _and_go_on(_isolate_requested)),
         _on(ReleaseRequested, _and_go_on(isolation.release_requested)),
         _on(StopRequested, stopping.stop_requested),
+        _on(TopologyLearned, _topology_learned),
         _on(Ticked, _ticked),
     ]
 )
@@ -370,6 +378,7 @@ _TIMERS: dict[Timer, Callable[[Core], None]] = {
     "gone": stopping.gone_timed_out,
     "backoff": stopping.backed_off,
     "leave": stopping.leave_timed_out,
+    "look_round": stopping.looked_round,
     "alive": proof.alive_long_enough,
     "gate": _gate_timed_out,
     "probe": holding.probe_due,

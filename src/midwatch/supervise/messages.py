@@ -35,6 +35,10 @@ class NodeJoined(_Event, frozen=True, kw_only=True):
     address: str
     running_attempt: int = 0
     """The attempt whose ranks this agent still runs; 0 for none. Lets a restarted coordinator pick up the thread."""
+    incidents: int = 0
+    """Held against its machine within ``lemons.LEMON_DAYS``, by whatever job."""
+    ranks: tuple[int, ...] = ()
+    """Its global ranks, where another launcher gave them."""
 
 
 class NodeLost(_Event, frozen=True, kw_only=True):
@@ -61,6 +65,8 @@ class RankExited(_Event, frozen=True, kw_only=True):
     """Negative signal number when killed by a signal."""
     is_finished: bool = False
     """The rank had declared the end of its steps before."""
+    ended_ns: int | None = None
+    """When, by our monotonic clock, as well as the agent's is known; None: only that it was told of now."""
 
 
 class RankSuspected(_Event, frozen=True, kw_only=True):
@@ -189,14 +195,14 @@ class IsolateRequested(_Event, frozen=True, kw_only=True):
 
     node: str
     reason: str
+    by: Literal["person", "record"] = "person"
+    """``record``: the list of suspicions says so, from an earlier job."""
 
 
 class ReleaseRequested(_Event, frozen=True, kw_only=True):
     """A person lets a node in again."""
 
     node: str
-    by: Literal["person", "record"] = "person"
-    """``record``: the list of suspicions says so, from an earlier job."""
     reason: str
 
 
@@ -204,10 +210,22 @@ class StopRequested(_Event, frozen=True, kw_only=True):
     """A person or the scheduler wants the run to end: save, then exit with the requeue code."""
 
     reason: str
+    source: str = ""
+    """Who was asked, of several that may be; the same one twice means urgency."""
+
+
+class TopologyLearned(_Event, frozen=True, kw_only=True):
+    """Which nodes share what, once the scheduler has told."""
+
+    topology: tuple[tuple[str, tuple[str, ...]], ...]
 
 
 class Ticked(_Event, frozen=True, kw_only=True):
     """Time passed; sent about once a second and whenever a timer asked for it is due."""
+
+    missed_ns: int = 0
+    """Of the time since the last one the shell did not listen for so long (it stood still, or had too much to do):
+    whoever is waited for may have answered meanwhile."""
 
 
 Event = (
@@ -231,6 +249,7 @@ Event = (
     | IsolateRequested
     | ReleaseRequested
     | StopRequested
+    | TopologyLearned
     | Ticked
 )
 
@@ -282,6 +301,8 @@ class StopRanks(_Instruction, frozen=True, kw_only=True):
     attempt: int
     grace_s: float
     reason: str
+    node: str = ""
+    """Only there; empty: everywhere."""
 
 
 class SuspectCheckpoints(_Instruction, frozen=True, kw_only=True):

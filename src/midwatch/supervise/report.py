@@ -69,6 +69,8 @@ def _paragraph(verdict: Verdict) -> str:
         who = f"{'Rank' if one else 'Ranks'} {rank_ranges(sorted(verdict.victims))}"
         sentences.append(f"{who} stopped because of it and {'is' if one else 'are'} not to blame.")
     sentences.append(_DONE[verdict.action])
+    if verdict.advice:
+        sentences.append(f"{_start(printable(verdict.advice))}.")
     return " ".join(sentences)
 
 

@@ -86,7 +86,7 @@ def one_round(number: int, figures: list[str], args: argparse.Namespace, folder:
         sweep(folder)
     if "loop" in figures and number < rounds_of("loop", args.rounds):
         for variant in reversed(VARIANTS) if number % 2 else VARIANTS:
-            run(f"loop {variant}", lambda variant=variant: run_loop(variant, args.steps, folder))
+            run(f"loop {variant}", lambda variant=variant: run_loop(variant, args.pairs, folder))
             sweep(folder)
     return found
 
@@ -115,7 +115,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default=",".join(FIGURES), help="figures, with commas between")
     parser.add_argument("--params-m", type=float, default=92.0, help="million parameters")
-    parser.add_argument("--steps", type=int, default=40, help="of the loop")
+    parser.add_argument("--pairs", type=int, default=3, help="ten steps with a save and ten without, of the loop")
     parser.add_argument("--dir", type=Path, default=None, help="where to save; on the disk that is meant")
     parser.add_argument("--json", type=Path, default=OUT / "checkpoint.json")
     parser.add_argument("--markdown", action="store_true", help="print the table for a document")

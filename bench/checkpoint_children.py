@@ -112,11 +112,11 @@ def _taken(path: Path) -> int:
         return 0
 
 
-def run_loop(variant: str, steps: int, folder: Path) -> Result:
+def run_loop(variant: str, pairs: int, folder: Path) -> Result:
     """Two ranks of the training loop; rank 0's figures."""
     place = Path(tempfile.mkdtemp(dir=folder))
     command = [sys.executable, "-W", "ignore", str(BENCH / "checkpoint_loop.py"), "--variant", variant]
-    command += ["--dir", str(place), "--steps", str(steps)]
+    command += ["--dir", str(place), "--pairs", str(pairs)]
     base = peers.environment() | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     log = (place / "log").open("w+")
     ranks = [

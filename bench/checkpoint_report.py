@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 Round = dict[str, Any]
@@ -162,23 +162,34 @@ def load_rows(rounds: Sequence[Round]) -> list[Row]:
 
 
 def loop_rows(rounds: Sequence[Round], variants: Sequence[str]) -> list[Row]:
-    """Each variant against the loop that never saves, of the same round."""
+    """Ten steps with a save against the ten without before and after them, in the same process."""
     rows: list[Row] = []
     rows += seconds(rounds, "loop", "one step of the loop that never saves", lambda r: r["loop never"]["step"])
     for until, name in (("loop", "until the last step"), ("durable", "until the last save is durable")):
         slow: dict[str, float] = {}
-        for variant in variants[1:]:
-            found = _values(rounds, lambda r, v=variant, u=until: r[f"loop {v}"][u] / r["loop never"][u] - 1)
+        for variant in variants:
+            found = [100 * one for r in rounds for one in r.get(f"loop {variant}", {}).get(until, ())]
             if found:
-                slow[variant] = 100 * median(found)
-                spread = f"{100 * min(found):.1f} to {100 * max(found):.1f}, {len(found)} rounds"
+                slow[variant] = median(found)
+                low, high = _quarters(found)
+                spread = f"half of them {low:.1f} to {high:.1f}, {len(found)} saves"
                 rows.append(Row("loop", f"{variant}: slowdown {name}", slow[variant], None, "%", spread))
-        others = [value for variant, value in slow.items() if not variant.startswith("midwatch")]
+        others = [value for variant, value in slow.items() if variant not in ("never", *_OURS)]
         best = max(min(others), 1e-9) if others else math.nan
-        for variant in (v for v in slow if v.startswith("midwatch")):
+        for variant in (v for v in slow if v in _OURS):
             what = f"{variant} / best other, {name}"
             rows.append(Row("loop", what, slow[variant] / best, 0.5, "x", f"best other: {best:.1f} %"))
     return rows
+
+
+_OURS = ("midwatch", "midwatch overlapped")
+
+
+def _quarters(found: Sequence[float]) -> tuple[float, float]:
+    if len(found) < 2:
+        return found[0], found[0]
+    low, _, high = quantiles(found, n=4)
+    return low, high
 
 
 def text(rows: Sequence[Row], *, markdown: bool) -> str:

@@ -367,3 +367,21 @@ def test_the_smaller_side_does_not_wait_for_ever() -> None:
     drive.pass_time(60)
     assert (drive.finish.error, drive.finish.exit_code) == ("SV114", 75)
     assert "only 1 of the 4 nodes are here, and no others came within" in drive.finish.sentence
+
+
+def test_probes_that_take_longer_than_their_interval_count_all_the_same() -> None:
+    drive = Drive(nnodes=4, nproc=1, probe_s=0.5, green_rounds=2).running(step=10)
+    for n in (2, 3):
+        drive.lose(f"n{n}")
+    drive.answer()
+    gone(drive)
+    for spare in ("n7", "n8"):
+        drive.join(spare)
+    asked = len(drive.all(ProbeNodes))
+    drive.pass_time(4)
+    assert len(drive.all(ProbeNodes)) == asked, "nobody is asked again before there was an answer"
+    answer(drive)
+    drive.pass_time(0)
+    assert len(drive.all(ProbeNodes)) == asked + 1, "and then at once"
+    answer(drive)
+    assert drive.attempt == 2

@@ -14,9 +14,8 @@ from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import Gate
 from midwatch.supervise.messages import NodesProbed, ProbeNodes, ProbeResult
 
-GATE_S = 15.0
-"""Probes have deadlines of their own (10 s each, side by side), and answers their way back (2 s): beyond this the way
-to the node itself is stuck."""
+GATE_S = holding.PROBES_S
+"""For the answers."""
 
 
 def is_open(core: Core) -> bool:

@@ -16,6 +16,10 @@ from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import SECOND, Hold, Outcome
 from midwatch.supervise.messages import HoldRequested, NodesProbed, ProbeNodes, ProbeResult, ResumeRequested
 
+PROBES_S = 15.0
+"""Probes have deadlines of their own (10 s each, side by side), and answers their way back (2 s): beyond this the way
+to a node itself is stuck."""
+
 
 def hold_requested(core: Core, event: HoldRequested) -> None:
     """What trains goes on; the next launch waits for a person."""
@@ -82,7 +86,18 @@ def _ask(core: Core, hold: Hold) -> None:
     nodes = tuple(name for name in core.roster.nodes if core.roster.is_usable(name))
     if nodes:
         core.emit(ProbeNodes(cause=core.cause, question=hold.question, nodes=nodes, purpose="hold"))
-    core.arm("probe", core.rules.grade.probe_s)
+    core.arm("probe", _round_s(core))
+
+
+def _round_s(core: Core) -> float:
+    """For an answer. Asking again before would pile up probes on nodes that are slow already, and no round would count."""
+    return max(core.rules.grade.probe_s, PROBES_S)
+
+
+def _ask_again(core: Core) -> None:
+    """The answer is there: the next round comes ``grade.probe_s`` after this one began."""
+    due = core.timers.get("probe", core.now_ns) - round((_round_s(core) - core.rules.grade.probe_s) * SECOND)
+    core.arm("probe", max(0, due - core.now_ns) / SECOND)
 
 
 def probe_due(core: Core) -> None:
@@ -120,6 +135,7 @@ def probed(core: Core, event: NodesProbed) -> None:
         return
     core.cause = hold.cause
     hold.question = ""
+    _ask_again(core)
     bad = against(core, event.results)
     if bad:
         _not_green(core, hold, bad)

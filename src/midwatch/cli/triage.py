@@ -8,6 +8,7 @@ import click
 
 from midwatch.cli._output import exits, json_option, plain, say, show_json, table
 from midwatch.cli._progress import ByteCounter
+from midwatch.guards import Tier
 from midwatch.triage import Facts, Report, read_facts, replay, report
 
 _SHOWN_NOTES = 20
@@ -41,7 +42,8 @@ def command(context: click.Context, csv_path: Path, facts_path: Path | None, *, 
 
 def _show(found: Report) -> None:
     curve = found.curve
-    say(f"{curve['rows']} rows, steps {curve['first_step']} to {curve['last_step']}; judged: {', '.join(curve['inputs'])}")
+    judged = ", ".join(curve["inputs"])
+    say(f"{curve['rows']} rows, steps {curve['first_step']} to {curve['last_step']}; judged: {judged}")
     for remark in found.remarks:
         say(f"  {plain(remark)}", fg="yellow")
     notes = 0
@@ -53,7 +55,10 @@ def _show(found: Report) -> None:
         say(f"({notes - _SHOWN_NOTES} more notes: --json lists them)")
     counts = ", ".join(f"{found.count(tier)} {word}" for tier, word in _WORDS)
     say(f"\n{counts}; cause: {found.verdict.cause}")
-    table(("", "class", "check", "result", "detail"), [[c.order, c.cause_class, c.check, c.result, c.detail] for c in found.checks])
+    table(
+        ("", "class", "check", "result", "detail"),
+        [[c.order, c.cause_class, c.check, c.result, c.detail] for c in found.checks],
+    )
 
 
-_WORDS = (("trip", "trips"), ("incident", "incidents"), ("note", "notes"))
+_WORDS: tuple[tuple[Tier, str], ...] = (("trip", "trips"), ("incident", "incidents"), ("note", "notes"))

@@ -224,6 +224,7 @@ GuardKind = Literal[
     "too_good",
     "level_rise",
     "plateau",
+    "slow_start",
     "grad_spike",
     "grad_climb",
     "lr_off_plan",

@@ -4,7 +4,8 @@ Nothing here needs PyTorch, reads a clock or touches a file, so that ``midwatch 
 recorded curve as training does.
 """
 
-from midwatch.guards.breaker import Breaker, Memory, Trip
+from midwatch.guards.breaker import Breaker
+from midwatch.guards.breaker_memory import Memory, Trip
 from midwatch.guards.breaker_messages import (
     Act,
     BreakerEvent,

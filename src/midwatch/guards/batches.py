@@ -20,6 +20,11 @@ ENTROPY_FLOOR: Final = 0.01
 """Of the log entropy."""
 ENTROPY_Z: Final = 8.0
 SHIFT_Z: Final = 6.0
+CUSUM_DRIFT: Final = 1.0
+CUSUM_LIMIT: Final = 20.0
+"""A lasting shift adds up: each score beyond the drift, until so much has come together."""
+MOST: Final = 4.0
+"""No single batch counts for more in the sum."""
 """Three in five on the same side; source code and prose take turns, so a single batch must be farther out."""
 QUIET_AFTER: Final = 50
 
@@ -28,8 +33,10 @@ class BatchGuard:
     """Judges one batch, by whatever was measured of it."""
 
     def __init__(self) -> None:
-        self._entropy = Trend(ENTROPY_FLOOR)
+        # Data do not train: twice the usual window, so that a lasting shift is not learned before it has added up.
+        self._entropy = Trend(ENTROPY_FLOOR, window=256, edge=64)
         self._scores: deque[float] = deque(maxlen=5)
+        self._sums = [0.0, 0.0]
         self._seen = Episode(QUIET_AFTER)
         self._repeated = Episode(QUIET_AFTER)
         self._changed = Episode(QUIET_AFTER)
@@ -60,10 +67,18 @@ class BatchGuard:
             self._scores.append(z)
             side = 1 if z > 0 else -1
             several = sum(score * side > SHIFT_Z for score in self._scores) >= 3 and abs(z) > SHIFT_Z
-            if (several or abs(z) > ENTROPY_Z) and self._changed.is_news("note"):
+            if (self._has_shifted(z) or several or abs(z) > ENTROPY_Z) and self._changed.is_news("note"):
                 finding = self._shifted(step, bits, z)
         self._entropy.learn(value, z)
         return finding
+
+    def _has_shifted(self, z: float) -> bool:
+        z = min(MOST, max(-MOST, z))
+        self._sums = [max(0.0, total + side * z - CUSUM_DRIFT) for total, side in zip(self._sums, (1, -1), strict=True)]
+        if max(self._sums) <= CUSUM_LIMIT:
+            return False
+        self._sums = [0.0, 0.0]
+        return True
 
     def _shifted(self, step: int, bits: float, z: float) -> Finding:
         expected, width = self._entropy.expect(), SHIFT_Z * self._entropy.scale
@@ -83,6 +98,7 @@ class BatchGuard:
     def state_dict(self) -> dict[str, Any]:
         return {
             "entropy": self._entropy.state_dict(),
+            "sums": list(self._sums),
             "scores": list(self._scores),
             "seen": self._seen.state_dict(),
             "repeated": self._repeated.state_dict(),
@@ -91,6 +107,7 @@ class BatchGuard:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._entropy.load_state_dict(state["entropy"])
+        self._sums = list(state["sums"])
         self._scores = deque(state["scores"], maxlen=5)
         self._seen.load_state_dict(state["seen"])
         self._repeated.load_state_dict(state["repeated"])
@@ -98,6 +115,4 @@ class BatchGuard:
 
 
 def _repeated(step: int, metric: str, share: float, limit: float, text: str) -> Finding:
-    return Finding(
-        step=step, kind="data_repeated", tier="note", metric=metric, value=share, high=limit, text=text
-    )
+    return Finding(step=step, kind="data_repeated", tier="note", metric=metric, value=share, high=limit, text=text)

@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from midwatch.config import GuardsConfig
+from midwatch.guards.breaker_memory import Memory, Trip
 from midwatch.guards.breaker_messages import (
     Act,
     BreakerEvent,
@@ -39,58 +40,16 @@ from midwatch.guards.breaker_messages import (
     Ticked,
     WakeAt,
 )
-from midwatch.guards.finding import Kind
 
 CALM_STEPS: Final = 50
 """Steps without an outlier after which one is over."""
 LENIENT_STEPS: Final = 128
-"""After a person's ``go_on`` the same kind does not stop the run again for so long: the trend needs half as many steps to
+"""After a person's ``go_on`` the same kind does not stop the run again for so long: the trend needs half of that to
 learn a new level."""
 SAME_PLACE: Final = 16
 """Positions of first outliers that are no farther apart are the same place."""
 DAY_NS: Final = 86_400 * 10**9
 SECOND_NS: Final = 10**9
-
-_REWINDS: Final[tuple[Act, ...]] = ("rewind", "skip_range", "lower_lr", "drop_node")
-
-
-class Trip(msgspec.Struct, kw_only=True):
-    """One opening."""
-
-    step: int
-    kind: Kind
-    position: int
-    """Of the first outlier, in the data."""
-    last_position: int
-    since_load: int | None
-    """Steps from the last resume to the trip."""
-    ranks: tuple[int, ...] = ()
-
-
-class Memory(msgspec.Struct, kw_only=True):
-    """All that the breaker knows; plain data."""
-
-    state: State = "closed"
-    step: int | None = None
-    is_step_anomalous: bool = False
-    in_a_row: int = 0
-    calm: int = 0
-    since_step: int | None = None
-    """The first outlier of what is going on."""
-    since_position: int = 0
-    loaded_step: int | None = None
-    trip: Trip | None = None
-    """The last opening, until it is over."""
-    trips: list[Trip] = []
-    """Openings since there was progress."""
-    until_ns: int = 0
-    needs_person: bool = False
-    is_going_back: bool = False
-    rewinds: int = 0
-    """Since there was progress."""
-    automatic_ns: list[int] = []
-    lenient_kind: Kind | None = None
-    lenient_until: int = 0
 
 
 class Breaker:

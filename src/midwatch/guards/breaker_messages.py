@@ -40,7 +40,7 @@ class Decision(_Event, frozen=True, kw_only=True, tag=True):
     """A named action, by a person or by a policy outside.
 
     ``skip_range`` takes ``first`` and ``last`` (positions in the data, both included), ``lower_lr`` a ``factor``,
-    ``drop_node`` a ``node``. All three, and ``rewind``, go back to a checkpoint first: by default at least as far before
+    ``drop_node`` a ``node``. All three, and ``rewind``, go back to a checkpoint first: by default as far before
     the first outlier as the breaker thinks right, or before ``before_step``.
     """
 
@@ -92,8 +92,7 @@ class StartTriage(_Instruction, frozen=True, kw_only=True, tag=True):
 
 
 class Pause(_Instruction, frozen=True, kw_only=True, tag=True):
-    """Make no further optimizer step. The pause ends with ``GoBack``, ``GoOn`` or ``End``, at ``until_ns`` at the latest.
-    """
+    """Make no further optimizer step. It ends with ``GoBack``, ``GoOn`` or ``End``, at ``until_ns`` at the latest."""
 
     step: int
     until_ns: int

@@ -35,52 +35,58 @@ class FiniteGuard:
         self.seen: Kind | None = None
         """What the sample judged last has, told or not."""
 
-    def judge(self, sample: Sample) -> Finding | None:
+    def judge(self, sample: Sample, *, is_past_start: bool) -> Finding | None:
         """Look at whatever numbers the sample has."""
         self._episode.passed()
         self._learn_scaling(sample.loss_scale)
-        finding = self._first(sample)
+        finding = self._first(sample, is_past_start=is_past_start)
         self.seen = finding.kind if finding is not None else None
         return finding if finding is not None and self._episode.is_news("trip") else None
 
     def _learn_scaling(self, scale: float | None) -> None:
         if scale is not None and math.isfinite(scale):
-            self._is_dynamic = self._is_dynamic or (self._scale is not None and scale != self._scale)
+            self._is_dynamic = self._is_dynamic or scale != 1 or (self._scale is not None and scale != self._scale)
             self._scale = scale
 
-    def _first(self, sample: Sample) -> Finding | None:
+    def _first(self, sample: Sample, *, is_past_start: bool) -> Finding | None:
         bad = [name for name in ("loss", "grad_norm", "param_norm") if _is_bad(getattr(sample, name))]
         losses, norms = _bad_ranks(sample.rank_losses), _bad_ranks(sample.rank_norms)
         if bad or losses or norms:
             # An overflow that a dynamic loss scale leaves out shows in gradients, not in the loss.
             may_skip = self._is_dynamic and not losses and bad in (["grad_norm"], [])
-            return self._not_finite(sample, bad, sorted({*losses, *norms}), may_skip=may_skip)
+            if (may_skip or sample.is_skipped) and "param_norm" not in bad:
+                # Its first search for a scale may take any number of steps.
+                return self._left_out(sample, bad) if is_past_start else None
+            return self._not_finite(sample, bad, sorted({*losses, *norms}))
         if sample.loss is None:
             return None
         if sample.loss == 0:
             return self._low(sample, "zero_loss", "the loss is exactly 0: some loggers hide NaN that way")
-        if sample.loss < self._entropy_floor:
+        if self._entropy_floor and sample.loss < self._entropy_floor:
             text = f"loss {sample.loss:.3g} is below the entropy of text ({self._entropy_floor:g}): do targets leak?"
             return self._low(sample, "low_loss", text)
         return None
 
-    def _not_finite(self, sample: Sample, bad: list[str], ranks: list[int], *, may_skip: bool) -> Finding | None:
-        metric = bad[0] if bad else "loss"
-        what = " and ".join(bad) if bad else "a local value"
-        if (may_skip or sample.is_skipped) and "param_norm" not in bad:
-            if not self._skips or self._skips[-1] != sample.step:
-                self._skips.append(sample.step)
-            within = sum(sample.step - step < SKIPS_WITHIN for step in self._skips)
-            if within <= SKIPS_ALLOWED:
-                return None
-            text = f"{within} of {SKIPS_WITHIN} steps left out because of {what}: more than a loss scale that is too high"
-        else:
-            text = f"{what} not finite"
+    def _left_out(self, sample: Sample, bad: list[str]) -> Finding | None:
+        if not self._skips or self._skips[-1] != sample.step:
+            self._skips.append(sample.step)
+        within = sum(sample.step - step < SKIPS_WITHIN for step in self._skips)
+        if within <= SKIPS_ALLOWED:
+            return None
+        text = f"{within} of {SKIPS_WITHIN} steps were left out: that is no loss scale that was merely too high"
+        return self._finding(sample, bad[0] if bad else "grad_norm", (), text)
+
+    def _not_finite(self, sample: Sample, bad: list[str], ranks: list[int]) -> Finding:
+        text = f"{' and '.join(bad) or 'a local value'} not finite"
         if ranks:
             text += f"; first seen on {_named(ranks)}"
+        return self._finding(sample, bad[0] if bad else "loss", tuple(ranks), text)
+
+    @staticmethod
+    def _finding(sample: Sample, metric: str, ranks: tuple[int, ...], text: str) -> Finding:
         value = getattr(sample, metric)
         return Finding(
-            step=sample.step, kind="nonfinite", tier="trip", metric=metric, value=value, ranks=tuple(ranks), text=text
+            step=sample.step, kind="nonfinite", tier="trip", metric=metric, value=value, ranks=ranks, text=text
         )
 
     def _low(self, sample: Sample, kind: Kind, text: str) -> Finding:

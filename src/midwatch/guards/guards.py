@@ -30,6 +30,7 @@ from midwatch.guards.resumes import ResumeTest
 from midwatch.guards.scaling import ScaleGuard
 from midwatch.guards.schedule import Schedule, ScheduleGuard
 from midwatch.guards.spikes import SpikeGuard
+from midwatch.guards.start import TEST_STEP, StartGuard
 from midwatch.guards.updates import UpdateGuard
 
 START_STEPS: Final = 200
@@ -59,6 +60,8 @@ class Guards:
         self._spikes = SpikeGuard(config.spike_z, config.trip_after)
         self._level = LevelGuard()
         self._plateau = PlateauGuard()
+        has_warmup = config.schedule.warmup_steps > 0
+        self._begin = StartGuard(max(TEST_STEP, self._start)) if has_warmup else None
         self._norms = NormGuard()
         schedule = Schedule(config.schedule)
         self._schedule = ScheduleGuard(schedule) if schedule.is_known else None
@@ -75,9 +78,10 @@ class Guards:
         if sample.step != self._step:
             self._step = sample.step
             self._taken.clear()
-        found: list[Finding | None] = [self._finite.judge(sample)]
+        found: list[Finding | None] = [self._finite.judge(sample, is_past_start=sample.step >= self._start)]
         is_bad = self._finite.seen is not None and self._finite.seen not in self._off
-        is_high = self._take_loss(sample, found)
+        self._take_loss(sample, found)
+        is_high = "loss" in self._taken and self._spikes.is_outlier and "spike" not in self._off
         is_outlier = is_bad or is_high or (self._level.is_risen and "level_rise" not in self._off)
         is_outlier |= self._take_norm(sample, found, is_high=is_high)
         is_outlier |= self._take_settings(sample, found)
@@ -99,7 +103,7 @@ class Guards:
         return self._schedule is not None
 
     def resumed(self, step: int) -> None:
-        """The next step, ``step``, is the first after a resume; the state of the guards must be that of the step before.
+        """``step``, the next one, is the first after a resume; the state of the guards must be that of the step before.
 
         Call it after ``load_state_dict``.
         """
@@ -115,26 +119,25 @@ class Guards:
         self._taken.add(name)
         return True
 
-    def _take_loss(self, sample: Sample, found: list[Finding | None]) -> bool:
+    def _take_loss(self, sample: Sample, found: list[Finding | None]) -> None:
         loss = sample.loss
         if not _is_usable(loss) or not self._is_new("loss"):
-            return False
+            return
         step = sample.step
         is_past_start = step >= self._start
         found.append(self._spikes.judge(step, loss, is_past_start=is_past_start))
         trend = self._spikes.trend
         found.append(self._level.judge(step, loss, trend.scale if is_past_start and trend.is_armed else None))
         found.append(self._plateau.judge(step, loss))
+        if self._begin is not None:
+            found.append(self._begin.judge(step, loss))
         found.append(self._resume.judge(step, loss))
-        return self._spikes.is_outlier and "spike" not in self._off
 
     def _take_norm(self, sample: Sample, found: list[Finding | None], *, is_high: bool) -> bool:
         norm = sample.grad_norm
         if not _is_usable(norm) or not self._is_new("grad_norm"):
             return False
-        found += self._norms.judge(
-            sample.step, norm, is_loss_outlier=is_high, is_past_start=sample.step >= self._start
-        )
+        found += self._norms.judge(sample.step, norm, is_loss_outlier=is_high, is_past_start=sample.step >= self._start)
         return self._norms.is_outlier and "grad_spike" not in self._off
 
     def _take_settings(self, sample: Sample, found: list[Finding | None]) -> bool:
@@ -192,7 +195,8 @@ class Guards:
             "replicas": self._replicas,
             "batches": self._batches,
         }
-        return parts | ({"schedule": self._schedule} if self._schedule is not None else {})
+        optional = {"schedule": self._schedule, "begin": self._begin}
+        return parts | {name: part for name, part in optional.items() if part is not None}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything learned so far, as plain data."""

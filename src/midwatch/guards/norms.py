@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from itertools import pairwise
 from typing import Any, Final
 
 from midwatch.guards.episode import Episode
@@ -60,16 +61,14 @@ class NormGuard:
         if len(values) < CLIMB_STEPS + 1 or values[-1] < max(values):
             return False
         last = values[-CLIMB_STEPS - 1 :]
-        return all(b - a >= math.log(CLIMB_RATIO) for a, b in zip(last, last[1:], strict=False))
+        return all(b - a >= math.log(CLIMB_RATIO) for a, b in pairwise(last))
 
     def _climbed(self, step: int, norm: float) -> Finding:
         values = [math.exp(value) for value in list(self._recent)[-CLIMB_STEPS - 1 :]]
         course = ", ".join(f"{value:.3g}" for value in values)
         text = f"the gradient norm at least doubles step after step ({course}): the loss may follow"
         high = math.exp(max(list(self._recent)[:-CLIMB_STEPS])) * CLIMB_RATIO
-        return Finding(
-            step=step, kind="grad_climb", tier="note", metric="grad_norm", value=norm, high=high, text=text
-        )
+        return Finding(step=step, kind="grad_climb", tier="note", metric="grad_norm", value=norm, high=high, text=text)
 
     def _together(self, step: int, norm: float, z: float) -> list[Finding]:
         if z <= OUTLIER_Z or sum(score > OUTLIER_Z for score in self._scores) < 3:

@@ -92,7 +92,7 @@ class PlateauGuard:
             tier="note",
             metric="loss",
             value=loss,
-            text=f"the loss hardly falls any more: exponent {exponent:.3g} over the last quarter, usual was {usual:.3g}; "
+            text=f"the loss hardly falls: exponent {exponent:.3g} over the last quarter, usual was {usual:.3g}; "
             "is the learning rate what was planned?",
         )
 

@@ -54,7 +54,7 @@ class ResumeTest:
             value=expected * math.exp(mean * self._scale),
             high=expected * math.exp(LIMIT * self._scale),
             z=mean,
-            text=f"the first {STEPS} losses after the resume lie {mean:.1f} standard deviations above the trend before it "
+            text=f"the first {STEPS} losses after the resume lie {mean:.1f} scales above the trend before it "
             f"(above {LIMIT} is no chance): is the state that of the step?",
         )
 

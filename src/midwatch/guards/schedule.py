@@ -30,7 +30,7 @@ class Schedule:
         """The rates that follow the plan at this step.
 
         Programs count from 0 or from 1, and step the schedule before or after they log it: one step to either side is
-        no fault. Where a decay ends at a floor, some go straight to the floor and some stop at it: both follow the plan.
+        no fault. Where a decay ends at a floor, some go straight to it and some stop at it: both follow the plan.
         """
         rates = [rate for near in (step - 1, step, step + 1) for rate in self._rates(max(0, near))]
         return min(rates) * (1 - TOLERANCE), max(rates) * (1 + TOLERANCE)

@@ -17,10 +17,12 @@ UPDATE_FLOOR: Final = 0.05
 """Of the log ratio."""
 UPDATE_Z: Final = 8.0
 UPDATE_WINDOW: Final = 32
+LARGE_UPDATE: Final = 0.05
+"""A step that moves the weights by so much of their norm; a thousandth is usual, a hundredth much. Needs no history."""
 """Values, which are often measured each tenth step only."""
 NEAR_RESUME_STEPS: Final = 200
 STALLED_SHARE: Final = 0.01
-"""Of the parameters with a gradient. In fp32 none stay as they are; in pure bf16 9 to 26 % did, and norms' weights all."""
+"""Of the parameters with a gradient. In fp32 none stayed as they were, in pure bf16 9 to 26 % did."""
 NORM_FLOOR: Final = 0.002
 NORM_Z: Final = 20.0
 """Together: the norm of all weights never moves by 4 % in a step once training is under way."""
@@ -34,6 +36,7 @@ class UpdateGuard:
         self._updates = Trend(UPDATE_FLOOR, window=UPDATE_WINDOW, edge=8, arm_after=24)
         self._norms = Trend(NORM_FLOOR, window=UPDATE_WINDOW, edge=8, arm_after=24)
         self._jump = Episode(QUIET_AFTER)
+        self._size = Episode(QUIET_AFTER)
         self._moved = Episode(QUIET_AFTER)
         self._stalled = Episode(QUIET_AFTER)
         self._resumed_at: int | None = None
@@ -46,8 +49,9 @@ class UpdateGuard:
         """Take one positive, finite ratio."""
         value = math.log(ratio)
         self._jump.passed()
+        self._size.passed()
         z = self._updates.score(value) if is_past_start else None
-        finding = None
+        finding = self._large(step, ratio)
         if z is not None and z > UPDATE_Z and self._jump.is_news(self._tier(step)):
             usual = math.exp(self._updates.expect())
             finding = Finding(
@@ -63,6 +67,20 @@ class UpdateGuard:
             )
         self._updates.learn(value, z)
         return finding
+
+    def _large(self, step: int, ratio: float) -> Finding | None:
+        if ratio <= LARGE_UPDATE or not self._size.is_news("note"):
+            return None
+        text = f"one step moves the weights by {ratio:.1%} of their norm: is the learning rate too high?"
+        return Finding(
+            step=step,
+            kind="update_jump",
+            tier="note",
+            metric="update_ratio",
+            value=ratio,
+            high=LARGE_UPDATE,
+            text=text,
+        )
 
     def judge_norm(self, step: int, norm: float, *, is_past_start: bool) -> Finding | None:
         """Take one positive, finite norm."""
@@ -99,7 +117,7 @@ class UpdateGuard:
             metric="unchanged_share",
             value=share,
             high=STALLED_SHARE,
-            text=f"the step left {share:.1%} of the weights exactly as they were: is a precision too low for its updates?",
+            text=f"the step left {share:.1%} of the weights exactly as they were: is the precision too low?",
         )
 
     def _since_resume(self, step: int) -> int | None:
@@ -119,6 +137,7 @@ class UpdateGuard:
             "updates": self._updates.state_dict(),
             "norms": self._norms.state_dict(),
             "jump": self._jump.state_dict(),
+            "size": self._size.state_dict(),
             "moved": self._moved.state_dict(),
             "stalled": self._stalled.state_dict(),
             "resumed_at": self._resumed_at,
@@ -128,6 +147,7 @@ class UpdateGuard:
         self._updates.load_state_dict(state["updates"])
         self._norms.load_state_dict(state["norms"])
         self._jump.load_state_dict(state["jump"])
+        self._size.load_state_dict(state["size"])
         self._moved.load_state_dict(state["moved"])
         self._stalled.load_state_dict(state["stalled"])
         self._resumed_at = state["resumed_at"]

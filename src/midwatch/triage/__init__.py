@@ -2,8 +2,8 @@
 
 from midwatch.triage.checks import Check
 from midwatch.triage.facts import Facts, ScheduleFacts, read_facts
-from midwatch.triage.replay import Replayed, replay
-from midwatch.triage.report import Report, Verdict, report
+from midwatch.triage.replaying import Replayed, replay
+from midwatch.triage.reporting import Report, Verdict, report
 
 __all__ = [
     "Check",

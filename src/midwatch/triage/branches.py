@@ -95,7 +95,9 @@ class Branches:
             raise self._mixed(f"steps go back {times} times in {lane.rows} rows")
 
     def _mixed(self, what: str) -> TriageError:
-        message = f"{self._curve.path}: {what}: rows of several attempts or ranks are mixed, and nothing tells them apart"
+        message = (
+            f"{self._curve.path}: {what}: rows of several attempts or ranks are mixed, and nothing tells them apart"
+        )
         return TriageError("TR102", message, path=str(self._curve.path))
 
     def _end_lanes(self) -> None:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import msgspec
 
 from midwatch.guards import Finding, Kind
-from midwatch.triage.replay import Replayed
+from midwatch.triage.replaying import Replayed
 
 CauseClass = Literal["data", "code", "cluster"]
 Result = Literal["confirms", "supports", "contradicts", "unavailable"]
@@ -44,6 +44,7 @@ QUESTIONS: Final = (
     _Question("code", "weights that a step leaves unchanged", ("unchanged_share",), ("weights_stalled",)),
     _Question("code", "loss scale", ("loss_scale",), ("scale_collapse", "scale_runaway")),
     _Question("code", "first steps after a resume", ("loss",), ("resume_shift",)),
+    _Question("code", "the loss gets going and keeps falling", ("loss",), ("slow_start", "plateau")),
     _Question("code", "loss no lower than text allows", ("loss",), ("zero_loss", "low_loss")),
     _Question("cluster", "replicas hold the same parameters", ("checksums",), ("replicas_split",)),
     _Question("cluster", "one rank apart from the others", ("rank_losses", "rank_norms"), ("rank_apart",)),

@@ -41,6 +41,7 @@ class Curve:
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._file = TextFile(path)
         self._delimiter, self.columns = self._header()
         self._is_decimal_comma = self._delimiter == ";"
@@ -65,7 +66,9 @@ class Curve:
         if not first:
             raise TriageError("TR101", f"{path}: is empty", path=str(path))
         names = ", ".join(name.strip() for name in _split(first, _delimiter(first))[:12])
-        message = f"{path}: no column counts steps (such as step, iteration, global_step); the first line is: {names[:200]}"
+        message = (
+            f"{path}: no column counts steps (such as step, iteration, global_step); the first line is: {names[:200]}"
+        )
         raise TriageError("TR101", message, path=str(path))
 
     def rows(self, tell: Tell | None = None) -> Iterator[Row]:

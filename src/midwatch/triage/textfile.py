@@ -14,6 +14,7 @@ MAX_LINE: Final = 1 << 20
 """Characters; a longer line is no row of numbers (after a power cut a file may end in zeros)."""
 TELL_EVERY: Final = 1 << 14
 _SNIFF: Final = 4096
+_MAX_ZEROS: Final = 0.1
 
 _MARKS: Final = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _BINARY: Final = {b"\x1f\x8b": "a gzip archive", b"PK": "a zip archive", b"PAR1": "a Parquet file", b"\x28\xb5": "zstd"}
@@ -78,4 +79,7 @@ def _encoding(path: Path, head: bytes) -> str:
         half = head[offset::2]
         if half.count(0) > 0.9 * len(half):
             return encoding
-    raise TriageError("TR101", f"{path}: is not text", path=str(path))
+    # A few zeros in a text are what a power cut leaves.
+    if head.count(0) > _MAX_ZEROS * len(head):
+        raise TriageError("TR101", f"{path}: is not text", path=str(path))
+    return "utf-8"

@@ -9,7 +9,7 @@ import msgspec
 
 from midwatch.guards import Finding, Tier
 from midwatch.triage.checks import EVIDENCE, Check, checks
-from midwatch.triage.replay import Replayed
+from midwatch.triage.replaying import Replayed
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

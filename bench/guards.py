@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""What the guards cost and what they make of recorded curves.
+
+guards.py cost                 microseconds a step: run.log and all guards; the exit code says whether the bar holds
+guards.py curves FOLDER        incidents and notes on each curve of a folder with an index.jsonl
+guards.py big [--rows N]       rows a second and memory of `midwatch triage` on a made-up file
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from midwatch.config import GuardsConfig, ScheduleConfig
+from midwatch.guards import Breaker, Guards, Sample, judged
+from midwatch.triage import read_facts, replay, report
+
+BAR_US = 200.0
+STEPS = 20_000
+RANKS = 8
+
+
+def samples(steps: int) -> list[Sample]:
+    source = random.Random(1)
+    made: list[Sample] = []
+    for step in range(steps):
+        loss = 10 * (step + 10) ** -0.2 * (1 + source.gauss(0, 0.01))
+        norm = 0.5 + 0.1 * source.random()
+        made.append(
+            Sample(
+                step=step,
+                loss=loss,
+                grad_norm=norm,
+                lr=(3e-4, 3e-4),
+                loss_scale=65536.0,
+                param_norm=20 + step * 1e-4,
+                update_ratio=0.003 * (1 + 0.1 * source.random()),
+                unchanged_share=0.0 if step % 100 == 0 else None,
+                rank_losses={rank: loss * (1 + source.gauss(0, 0.02)) for rank in range(RANKS)},
+                rank_norms={rank: norm * (1 + source.gauss(0, 0.02)) for rank in range(RANKS)},
+                checksums=dict.fromkeys(range(RANKS), "abc") if step % 100 == 0 else None,
+                token_entropy=4.5 + 0.1 * source.random(),
+                seen_share=0.0,
+                repeated_share=0.0,
+            )
+        )
+    return made
+
+
+def cost() -> int:
+    """Every rule at every step, local values of eight ranks included; and what a script's ``run.log`` costs beside."""
+    from midwatch.audit import Journal
+    from midwatch.train.metrics import MetricLog
+
+    plan = ScheduleConfig(kind="constant", peak_lr=3e-4)
+    guards, breaker = Guards(GuardsConfig(schedule=plan)), Breaker()
+    took: dict[str, list[int]] = {"run_log": [], "guards": [], "usual": [], "all": []}
+    usual = Guards(GuardsConfig(schedule=plan))
+    with tempfile.TemporaryDirectory() as folder:
+        log = MetricLog(Journal(Path(folder) / "a0001.jsonl"), every=10)
+        for sample in samples(STEPS):
+            start = time.perf_counter_ns()
+            log.add(sample.step, 0.1, {"loss": sample.loss, "grad_norm": sample.grad_norm, "lr": 3e-4, "tokens": 4096})
+            logged = time.perf_counter_ns()
+            breaker.handle(judged(guards.observe(sample), logged))
+            end = time.perf_counter_ns()
+            usual.observe(Sample(step=sample.step, loss=sample.loss, grad_norm=sample.grad_norm, lr=3e-4))
+            took["usual"].append(time.perf_counter_ns() - end)
+            took["run_log"].append(logged - start)
+            took["guards"].append(end - logged)
+            took["all"].append(end - start)
+        log.close()
+    figures = {
+        f"{name}_{label}_us": round(sorted(values)[int(share * (len(values) - 1))] / 1e3, 1)
+        for name, values in took.items()
+        for label, share in (("p50", 0.5), ("p99", 0.99))
+    }
+    start = time.perf_counter_ns()
+    state = json.dumps(guards.state_dict())
+    figures |= {"state_ms": (time.perf_counter_ns() - start) / 1e6, "state_kb": len(state) / 1024}
+    print(json.dumps(figures))
+    return int(figures["all_p50_us"] > BAR_US)
+
+
+def curves(folder: Path) -> int:
+    """A line a curve; rates over all that are labelled healthy."""
+    labels = [json.loads(line) for line in (folder / "index.jsonl").read_text().splitlines()]
+    points = incidents = notes = 0
+    print(f"{'curve':34}{'points':>8}{'trips':>6}{'incidents':>10}{'notes':>6}")
+    for label in labels:
+        path = folder / label["file"]
+        facts = folder / label["facts"] if label.get("facts") else None
+        found = report(replay(path, read_facts(facts) if facts else None))
+        counts = [found.count(tier) for tier in ("trip", "incident", "note")]
+        print(f"{path.stem:34}{found.curve['rows']:8}{counts[0]:6}{counts[1]:10}{counts[2]:6}")
+        if label["healthy"]:
+            points += found.curve["rows"]
+            incidents += counts[0] + counts[1]
+            notes += sum(counts)
+    if points:
+        print(
+            f"healthy: {points} points, {incidents} incidents or trips ({1e5 * incidents / points:.2f} per 100k), ",
+            end="",
+        )
+        print(f"{notes} findings ({1e5 * notes / points:.0f} per 100k)")
+    return 0
+
+
+def big(rows: int) -> int:
+    """One process of its own, so that the peak memory is that of the command."""
+    source = random.Random(2)
+    noise = [source.gauss(0, 0.01) for _ in range(9973)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "big.csv"
+        with path.open("w") as file:
+            file.write("step,loss,grad_norm,lr\n")
+            for step in range(rows):
+                loss = 10 * (step + 10) ** -0.1 * math.exp(noise[step % 9973])
+                file.write(f"{step},{loss:.5f},{0.5 + abs(noise[step * 7 % 9973]):.4f},0.0003\n")
+        start = time.monotonic()
+        command = [sys.executable, "-m", "midwatch", "triage", "--csv", str(path), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        seconds = time.monotonic() - start
+    peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    found = json.loads(done.stdout)
+    print(f"{rows} rows in {seconds:.0f} s ({rows / seconds:.0f} a second), peak {peak_mb:.0f} MB, ", end="")
+    print(f"{len(found['incidents'])} findings")
+    return done.returncode
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("cost")
+    verbs.add_parser("curves").add_argument("folder", type=Path)
+    verbs.add_parser("big").add_argument("--rows", type=int, default=10_000_000)
+    given = parser.parse_args()
+    if given.verb == "cost":
+        return cost()
+    return curves(given.folder) if given.verb == "curves" else big(given.rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

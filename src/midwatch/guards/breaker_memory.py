@@ -1,0 +1,50 @@
+"""What the circuit breaker remembers: plain data, kept with the run."""
+
+from __future__ import annotations
+
+import msgspec
+
+from midwatch.guards.breaker_messages import State
+from midwatch.guards.finding import Kind
+
+
+class Trip(msgspec.Struct, kw_only=True):
+    """One opening."""
+
+    step: int
+    kind: Kind
+    position: int
+    """Of the first outlier, in the data."""
+    last_position: int
+    since_load: int | None
+    """Steps from the last resume to the trip."""
+    ranks: tuple[int, ...] = ()
+
+
+class Memory(msgspec.Struct, kw_only=True):
+    """All that the breaker knows."""
+
+    state: State = "closed"
+    step: int | None = None
+    is_step_anomalous: bool = False
+    in_a_row: int = 0
+    calm: int = 0
+    """Steps since the last outlier."""
+    since_step: int | None = None
+    """The first outlier of what is going on."""
+    since_position: int = 0
+    loaded_step: int | None = None
+    trip: Trip | None = None
+    """The last opening, until it is over."""
+    trips: list[Trip] = []
+    """Openings since there was progress."""
+    until_ns: int = 0
+    """When the hold is over."""
+    needs_person: bool = False
+    is_going_back: bool = False
+    rewinds: int = 0
+    """Since there was progress."""
+    automatic_ns: list[int] = []
+    """When a rule went back."""
+    lenient_kind: Kind | None = None
+    lenient_until: int = 0

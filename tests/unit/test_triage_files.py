@@ -1,0 +1,271 @@
+"""Metrics files as they are found: cut, mixed, resumed, oddly encoded, huge. The right answer or a clear refusal."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import random
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midwatch.core import TriageError
+from midwatch.triage import Replayed, read_facts, replay
+
+HEADER = "step,loss,grad_norm"
+
+
+def row(step: int, loss: float | None = None) -> str:
+    source = random.Random(step)
+    value = 10 * (step + 10) ** -0.2 * (1 + source.gauss(0, 0.01)) if loss is None else loss
+    return f"{step},{value:.6f},{0.5 + 0.1 * source.random():.4f}"
+
+
+def rows(*ranges: range, header: str = HEADER) -> str:
+    return "\n".join([header, *(row(step) for one in ranges for step in one)]) + "\n"
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Callable[[str | bytes], Replayed]:
+    def judged(text: str | bytes) -> Replayed:
+        path = tmp_path / "run.csv"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return replay(path)
+
+    return judged
+
+
+Judge = Callable[[str | bytes], Replayed]
+
+
+# --- what does not count -------------------------------------------------------------------------------------------
+
+
+def test_rows_that_a_resume_rolled_back_are_a_dead_branch(judge: Judge) -> None:
+    bad = "\n".join(row(step, 9.0) for step in range(700, 800))
+    found = judge(rows(range(700)) + bad + "\n" + rows(range(650, 900)).partition("\n")[2])
+    assert [one for one in found.findings if one.tier != "note"] == []
+    assert found.dead_rows == 150
+    assert found.rows == 900
+    assert found.resumes == [650]
+
+
+def test_a_second_roll_back_behind_the_first(judge: Judge) -> None:
+    found = judge(rows(range(500), range(300, 600), range(200, 700)))
+    assert (found.rows, found.dead_rows, found.resumes) == (700, 600, [200])
+
+
+def test_a_run_that_began_anew_is_judged_from_its_beginning(judge: Judge) -> None:
+    found = judge(rows(range(400), range(1000)))
+    assert (found.rows, found.dead_rows) == (1000, 400)
+
+
+def test_a_header_in_the_middle_is_a_joined_file(judge: Judge) -> None:
+    found = judge(rows(range(400)) + rows(range(350, 800)))
+    assert (found.rows, found.dead_rows, found.oddities) == (800, 50, {})
+
+
+def test_a_step_that_is_logged_twice_counts_once(judge: Judge) -> None:
+    found = judge(HEADER + "\n" + "".join(f"{row(step)}\n{row(step, 9.0)}\n" for step in range(600)))
+    assert (found.rows, found.repeated_rows, found.findings) == (600, 600, [])
+
+
+def attempts(*blocks: tuple[int, range, float | None]) -> list[str]:
+    return [f"{attempt},{row(step, loss)}" for attempt, steps, loss in blocks for step in steps]
+
+
+def test_attempts_with_a_column_are_told_apart_even_where_their_rows_alternate(judge: Judge) -> None:
+    first, second = attempts((1, range(600), None)), attempts((2, range(400, 1000), None))
+    joined = judge("\n".join([f"attempt,{HEADER}", *first, *second]) + "\n")
+    mixed = [line for pair in zip(first, second, strict=True) for line in pair]
+    alternating = judge("\n".join([f"attempt,{HEADER}", *mixed]) + "\n")
+    assert (joined.rows, joined.dead_rows, joined.resumes) == (1000, 200, [400])
+    assert alternating == joined
+    backwards = judge("\n".join([f"attempt,{HEADER}", *second, *first]) + "\n")
+    assert backwards == joined
+
+
+def test_mixed_attempts_without_a_column_are_refused(judge: Judge) -> None:
+    mixed = [line for step in range(300) for line in (row(step), row(step + 400))]
+    with pytest.raises(TriageError, match="are mixed") as caught:
+        judge("\n".join([HEADER, *mixed]) + "\n")
+    assert caught.value.code == "TR102"
+
+
+def test_rows_of_one_rank_are_judged(judge: Judge) -> None:
+    lines = [f"{rank},{row(step, 9.0 if rank else None)}" for rank in (0, 1) for step in range(600)]
+    found = judge("\n".join([f"rank,{HEADER}", *lines]) + "\n")
+    assert (found.rows, found.findings, found.oddities) == (600, [], {"row of another rank than 0": 600})
+
+
+def test_excerpts_have_nothing_to_do_with_each_other(judge: Judge) -> None:
+    first = [f"0,{row(step)}" for step in range(5000, 5400)]
+    second = [f"1,{row(step, 9.0 + 0.01 * (step % 3))}" for step in range(1000, 1400)]
+    found = judge("\n".join([f"fragment,{HEADER}", *first, *second]) + "\n")
+    assert (found.rows, found.dead_rows, found.findings) == (800, 0, [])
+
+
+# --- how it is written ---------------------------------------------------------------------------------------------
+
+
+def test_a_line_that_was_cut(judge: Judge) -> None:
+    whole = rows(range(600))
+    plan = json.dumps({"schedule": {"kind": "constant", "peak_lr": 6e-5}})
+    for cut in range(1, 30):
+        found = judge(whole[:-cut])
+        assert found.findings == [], whole[-cut - 30 : -cut]
+        assert found.rows in (599, 600)
+    assert plan
+
+
+def test_a_number_that_was_cut_is_not_believed(tmp_path: Path) -> None:
+    path, facts = tmp_path / "run.csv", tmp_path / "facts.json"
+    path.write_text("step,loss,lr\n" + "".join(f"{step},2.5,5.279E-05\n" for step in range(300)) + "300,2.5,5.2")
+    facts.write_text(json.dumps({"schedule": {"kind": "constant", "peak_lr": 5.279e-5}, "later": 1}))
+    found = replay(path, read_facts(facts))
+    assert found.findings == []
+    assert found.oddities == {"a last line without its end": 1}
+    assert found.rows == 301
+
+
+@pytest.mark.parametrize("word", ["nan", "NaN", "NAN", "-nan", "inf", "-Infinity", "-nan(ind)", "1.#QNAN"])
+def test_what_is_not_finite_is_seen_in_every_spelling(judge: Judge, word: str) -> None:
+    lines = rows(range(600)).splitlines()
+    lines[501] = f"500,{word},0.5"
+    assert [(one.kind, one.step) for one in judge("\n".join(lines) + "\n").findings] == [("nonfinite", 500)]
+
+
+@pytest.mark.parametrize("word", ["", " ", "null", "None", "N/A", "-"])
+def test_what_is_absent_is_no_value(judge: Judge, word: str) -> None:
+    lines = rows(range(600)).splitlines()
+    lines[501] = f"500,{word},0.5"
+    found = judge("\n".join(lines) + "\n")
+    assert (found.findings, found.oddities, found.inputs["loss"]) == ([], {}, 599)
+
+
+def test_rubbish_is_passed_over_and_counted(judge: Judge) -> None:
+    lines = rows(range(600)).splitlines()
+    lines[101:101] = ["", "Traceback (most recent call last):", "99,", "99.5.5,2,2", "nan,2,2", '"99,2', "\x00\x00"]
+    lines[300] = "292,broken,0.5,7,8"
+    found = judge("\n".join(lines) + "\n")
+    assert found.findings == []
+    assert found.oddities["field that is no number"] == 1
+    assert found.oddities["line whose step is no number"] >= 3
+    assert found.rows == 600
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "latin-1"])
+def test_encodings(judge: Judge, encoding: str) -> None:
+    text = rows(range(500), header="step,loss,grad_norm,\u00b5s per step").replace("\n", "\r\n")
+    found = judge(text.encode(encoding))
+    assert (found.rows, found.findings, set(found.inputs)) == (500, [], {"loss", "grad_norm"})
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|", " ", "  "])
+def test_delimiters(judge: Judge, delimiter: str) -> None:
+    found = judge(rows(range(500)).replace(",", delimiter))
+    assert (found.rows, found.inputs) == (500, {"loss": 500, "grad_norm": 500})
+
+
+def test_decimal_commas_and_quotes(judge: Judge) -> None:
+    text = rows(range(500)).replace(",", ";").replace(".", ",")
+    assert judge(text).inputs == {"loss": 500, "grad_norm": 500}
+    quoted = "\n".join(",".join(f'"{cell}"' for cell in line.split(",")) for line in rows(range(500)).splitlines())
+    assert judge(quoted + "\n").inputs == {"loss": 500, "grad_norm": 500}
+
+
+def test_names_of_other_loggers(judge: Judge) -> None:
+    assert judge(rows(range(9), header="# train/global_step,train/loss,train/grad-norm")).inputs == {
+        "loss": 9,
+        "grad_norm": 9,
+    }
+    assert judge(rows(range(9), header="Iteration,LM loss,grad norm")).inputs == {"loss": 9, "grad_norm": 9}
+    assert judge(rows(range(9), header="step,lr_0,lr_1")).inputs == {"lr": 9}
+    preamble = "exported by somebody\n\n" + rows(range(9))
+    assert judge(preamble).inputs == {"loss": 9, "grad_norm": 9}
+
+
+def test_a_line_without_an_end_in_sight(judge: Judge) -> None:
+    text = rows(range(300)).encode() + b"\0" * (3 << 20) + b"\n" + rows(range(300, 600)).encode()
+    found = judge(text)
+    assert (found.rows, found.findings) == (600, [])
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "is empty"),
+        (b"\n\n  \n", "is empty"),
+        (b"step,loss\n", "no row of numbers"),
+        (b"loss,lr\n2,3\n", "no column counts steps"),
+        (b"step,wall_time\n1,2\n", "no column that can be judged"),
+        (b"1,2.5\n2,2.4\n", "no column counts steps"),
+        (gzip.compress(b"step,loss\n"), "gzip"),
+        (b"\x89PNG\0\0\0\x01", "is not text"),
+    ],
+)
+def test_a_file_that_holds_nothing_is_refused(judge: Judge, content: bytes, what: str) -> None:
+    with pytest.raises(TriageError, match=what) as caught:
+        judge(content)
+    assert caught.value.code == "TR101"
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "no.csv"):
+        with pytest.raises(TriageError):
+            replay(path)
+        with pytest.raises(TriageError):
+            read_facts(path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"resumes": 3}', '{"schedule": {"peak_lr": "high"}}', "\xff"])
+def test_facts_that_are_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "facts.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(TriageError) as caught:
+        read_facts(path)
+    assert caught.value.code == "TR103"
+
+
+def test_facts_with_gaps_and_odd_values(tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    path.write_text(
+        '{"schedule": {"kind": "spiral", "peak_lr": null, "floor_ratio": 7, "warmup_steps": -4}, "resumes": []}'
+    )
+    assert read_facts(path).guards().schedule.kind == "unknown"
+
+
+# --- size ----------------------------------------------------------------------------------------------------------
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    def peak(steps: int) -> int:
+        path = tmp_path / f"{steps}.csv"
+        with path.open("w") as file:
+            file.write("step,loss\n")
+            file.writelines(f"{step},{3 + 0.01 * math.sin(step)}\n" for step in range(steps))
+        read: list[int] = []
+        tracemalloc.start()
+        replay(path, tell=read.append)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert sum(read) <= 2 * path.stat().st_size
+        return most
+
+    small = peak(1_500)
+    assert peak(6_000) < small + 100_000
+
+
+def test_notes_beyond_what_is_kept_are_counted(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("midwatch.triage.replaying.MAX_NOTES", 2)
+    lines = [row(step, 4.0 if step in range(500, 2000, 100) else None) for step in range(2000)]
+    found: Any = judge("\n".join([HEADER, *lines]) + "\n")
+    notes = [one for one in found.findings if one.tier == "note"]
+    assert len(notes) <= 2

@@ -155,9 +155,13 @@ def _of_checkpoints(checkpoint: CheckpointConfig, shared: str) -> Iterable[Probl
 def _of_guards(guards: GuardsConfig) -> Iterable[Problem]:
     plan, tiers = guards.schedule, guards.spike_z
     if list(tiers) != sorted(tiers):
-        yield Problem("CF106", "guards.spike_z", f"guards.spike_z = {list(tiers)}: each must be at least the one before")
+        yield Problem(
+            "CF106", "guards.spike_z", f"guards.spike_z = {list(tiers)}: each must be at least the one before"
+        )
     if guards.breaker.probation_z > tiers[0]:
-        yield _pair("guards.breaker.probation_z", guards.breaker.probation_z, "guards.spike_z", tiers[0], "must not exceed")
+        yield _pair(
+            "guards.breaker.probation_z", guards.breaker.probation_z, "guards.spike_z", tiers[0], "must not exceed"
+        )
     if plan.kind == "unknown":
         return
     if plan.peak_lr == 0:

@@ -136,3 +136,12 @@ def test_long_pauses_raise_no_alarm_with_the_default_deadline(
     missed = {form: assert_no_alarm(run, launchers[form], 600.0) for form, run in runs.items()}
     with capsys.disabled():
         print(f"\nseed {seed}: {2 * 2 * len(PAUSES)} pauses of 11 to 14 s, near-misses {missed}, alarms 0")
+
+
+def test_after_a_restart_a_hang_is_seen_as_soon_as_before_it(runs: dict[str, Supervised]) -> None:
+    """In the next attempt's first steps, which would be watched with the patience for the unknown."""
+    run = runs["five"]
+    start(run, "five", [[30, 1, "exit3", 0], [12, 1, "sleep", 0, 2]], 100_000, 1.0)
+    judged = run.until("two verdicts", lambda: run.events("fault.judged")[1:], 60.0)[0]
+    assert (judged["data"]["fault_class"], judged["data"]["root_rank"]) == ("hang", 1), run.story()
+    assert run.events("rank.suspected")[0]["data"]["deadline_s"] <= 2.0

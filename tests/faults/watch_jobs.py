@@ -78,6 +78,7 @@ def inject(what, seconds):
     (home / "hurt").write_text(json.dumps(time.time_ns()))
     if what == "sigstop": os.kill(os.getpid(), signal.SIGSTOP)
     if what == "sleep": time.sleep(3600)
+    if what == "exit3": os._exit(3)
     if what == "gil": ctypes.PyDLL(None).sleep(3600)
     if what == "thread":
         threading.Thread(target=lambda: [time.sleep(0.1) for _ in iter(int, 1)], daemon=True).start()
@@ -88,10 +89,9 @@ pauses = {"eval": burn, "compile": compile_in_child, "checkpoint": save_in_threa
 for step in range(plan["steps"]):
     if pulse:
         pulse.beat(step)
-    if attempt == 1:
-        for at, who, what, seconds in plan["events"]:
-            if at == step and who in (rank, -1):
-                pauses.get(what, lambda s: inject(what, s))(seconds)
+    for at, who, what, seconds, *when in plan["events"]:
+        if at == step and who in (rank, -1) and attempt == (when or [1])[0]:
+            pauses.get(what, lambda s: inject(what, s))(seconds)
     burn(0.005)
     with pulse.phase("collective") if pulse else nullcontext():
         all_reduce()

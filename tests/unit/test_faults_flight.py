@@ -149,11 +149,10 @@ def collisions(count: int) -> bytes:
     "data",
     [
         collisions(100_000),
-        b"\x80\x02" + b"}" * 4_000_000 + b".",
         b"\x80\x02N" + b"".join(b"r" + struct.pack("<I", 2**31 + n * 2**21) for n in range(1000)) + b".",
         b"\x80\x02}" + bytes(MAX_FLIGHT_BYTES),
     ],
-    ids=["collisions", "words", "places", "bytes"],
+    ids=["collisions", "places", "bytes"],
 )
 def test_a_file_made_to_take_time_takes_little(data: bytes) -> None:
     began = time.process_time()

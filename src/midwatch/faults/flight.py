@@ -126,7 +126,7 @@ def decode_plain(data: bytes) -> Any:
         raise FlightError(f"{len(data)} bytes: too many")
     try:
         return _Decoder(data).run()
-    except (IndexError, struct.error) as error:
+    except (IndexError, KeyError, struct.error) as error:
         raise FlightError(f"damaged: {type(error).__name__}") from error
 
 
@@ -142,16 +142,28 @@ class _Decoder:
         """A dict: a list would let one word ask for gigabytes."""
 
     def run(self) -> Any:
-        data, words = self._data, _WORDS
+        data, stack, memo, words = self._data, self._stack, self._memo, _WORDS
         for _ in range(_MAX_WORDS):
-            code = data[self._at]
-            self._at += 1
-            if code == _STOP:
-                return self._stack.pop()
-            word = words.get(code)
-            if word is None:
-                raise FlightError(f"word {code:#04x} at byte {self._at - 1}: not plain data")
-            word(self)
+            at = self._at
+            code = data[at]
+            self._at = at + 1
+            # Four of five words are one of these three, and each call saved is a third of the time.
+            if code == _RECALL:
+                stack.append(memo[data[at + 1]])
+                self._at = at + 2
+            elif code == _REMEMBER:
+                memo[data[at + 1]] = stack[-1]
+                self._at = at + 2
+            elif code == _SMALL:
+                stack.append(data[at + 1])
+                self._at = at + 2
+            elif code == _STOP:
+                return stack.pop()
+            else:
+                word = words.get(code)
+                if word is None:
+                    raise FlightError(f"word {code:#04x} at byte {at}: not plain data")
+                word(self)
         raise FlightError("too many words")
 
     # Reading.
@@ -246,7 +258,7 @@ class _Decoder:
 
 _U1, _U2, _I4, _U4, _U8 = (struct.Struct(f"<{letter}") for letter in "BHiIQ")
 _F8 = struct.Struct(">d")
-_STOP: Final = ord(".")
+_STOP, _RECALL, _REMEMBER, _SMALL = (ord(letter) for letter in ".hqK")
 _WORDS: Final[dict[int, Callable[[_Decoder], None]]] = {
     0x80: lambda d: d.take(_U1),  # PROTO
     0x95: lambda d: d.take(_U8),  # FRAME
@@ -257,16 +269,13 @@ _WORDS: Final[dict[int, Callable[[_Decoder], None]]] = {
     ord("N"): lambda d: d.push(None),
     0x88: lambda d: d.push(True),
     0x89: lambda d: d.push(False),
-    ord("K"): lambda d: d.push(d.take(_U1)),
     ord("M"): lambda d: d.push(d.take(_U2)),
     ord("J"): lambda d: d.push(d.take(_I4)),
     ord("G"): lambda d: d.push(d.take(_F8)),
     0x8A: _Decoder.long,
     ord("X"): lambda d: d.text(_U4),
     0x8C: lambda d: d.text(_U1),
-    ord("q"): lambda d: d.remember(d.take(_U1)),
     ord("r"): lambda d: d.remember(d.take(_U4)),
-    ord("h"): lambda d: d.recall(d.take(_U1)),
     ord("j"): lambda d: d.recall(d.take(_U4)),
     0x94: _Decoder.memoize,
     0x85: lambda d: d.tuple_of(1),

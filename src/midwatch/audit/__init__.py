@@ -1,5 +1,6 @@
 """What happened, with which code and settings: ledger, metrics journal, provenance."""
 
+from midwatch.audit.desk import Desk, InForce, Lowered
 from midwatch.audit.journal import Journal, read_journal
 from midwatch.audit.ledger import Ledger, Seal, seal_of
 from midwatch.audit.line import GENESIS, LedgerLine
@@ -23,14 +24,17 @@ __all__ = [
     "GENESIS",
     "AttemptRecord",
     "CodeTexts",
+    "Desk",
     "EarlyLook",
     "Facts",
     "GitState",
+    "InForce",
     "Journal",
     "Ledger",
     "LedgerLine",
     "LedgerProblem",
     "LedgerReport",
+    "Lowered",
     "ProjectCode",
     "RunInfo",
     "RunLedgerReport",

@@ -12,6 +12,7 @@ __all__ = [
     "ControlGroup",
     "Identity",
     "ResumePoint",
+    "SaveEvent",
     "SaveHealth",
     "VerifyingReader",
     "export_dcp",
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from midwatch.checkpoint.export_torch import export_dcp
     from midwatch.checkpoint.group import ControlGroup
     from midwatch.checkpoint.identity import Identity
+    from midwatch.checkpoint.jobs import SaveEvent
     from midwatch.checkpoint.load import VerifyingReader
     from midwatch.checkpoint.outcomes import SaveHealth
     from midwatch.checkpoint.resume import ResumePoint, raise_remote
@@ -32,6 +34,7 @@ _HOMES = {
     "ControlGroup": "midwatch.checkpoint.group",
     "Identity": "midwatch.checkpoint.identity",
     "ResumePoint": "midwatch.checkpoint.resume",
+    "SaveEvent": "midwatch.checkpoint.jobs",
     "SaveHealth": "midwatch.checkpoint.outcomes",
     "VerifyingReader": "midwatch.checkpoint.load",
     "export_dcp": "midwatch.checkpoint.export_torch",

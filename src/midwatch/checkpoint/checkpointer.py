@@ -24,6 +24,7 @@ import msgspec
 import torch
 from torch.distributed.tensor import DTensor
 
+from midwatch.checkpoint.doubt import suspect_since, trust_again
 from midwatch.checkpoint.group import ControlGroup
 from midwatch.checkpoint.identity import Identity
 from midwatch.checkpoint.jobs import SaveEvent
@@ -126,6 +127,10 @@ class Checkpointer:
         """
         self._tracked.add(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, data=data, **extra)
 
+    def keep(self, section: str, thing: Any) -> None:
+        """Save state of midwatch's own along: not the user's, and not missed where an older checkpoint lacks it."""
+        self._tracked.own[section] = thing
+
     # --- saving -----------------------------------------------------------------------------------------------
 
     def prewarm(self) -> None:
@@ -189,7 +194,14 @@ class Checkpointer:
 
     # --- resuming -----------------------------------------------------------------------------------------------
 
-    def resume(self, mode: Mode = "auto", path: str | Path | None = None, *, accept: str = "") -> ResumePoint | None:
+    def resume(
+        self,
+        mode: Mode = "auto",
+        path: str | Path | None = None,
+        *,
+        accept: str = "",
+        before_step: int | None = None,
+    ) -> ResumePoint | None:
         """Load the newest checkpoint that can be trusted into the tracked objects; None: start fresh.
 
         Args:
@@ -198,6 +210,8 @@ class Checkpointer:
             path: This checkpoint and no other (or a folder with a ``latest`` link); may be another run's.
             accept: Why another run's or configuration's checkpoint is meant, for the ledger; by default
                 ``checkpoint.resume.accept``.
+            before_step: Go back: give up all checkpoints of this step and later, and start fresh where there is no
+                older one that can be trusted. Same on all ranks.
 
         Collective: yes, over the control group.
 
@@ -210,12 +224,16 @@ class Checkpointer:
         self._agree_on_structure()
         self._saver.hold()
         wish = self._wish(mode, "" if path is None else str(path), accept)
+        wish = msgspec.structs.replace(wish, before_step=before_step)
         with self._phase("checkpoint_load"):
             self._chooser = chooser = Chooser(self.group, self._place(), wish, self._recorder)
             if mode == "never" and path is None:
                 self.passed_over = tuple(chooser.start_over())
                 return None
             point = Loader(self.group, self._tracked, self.identity, self._recorder).load(chooser)
+            if point is None and before_step is not None:
+                self.passed_over = tuple(chooser.start_over())
+                return None
             if point is None:
                 chooser.refuse_fresh_start()
                 return None
@@ -227,6 +245,26 @@ class Checkpointer:
         """Say that training has come to its end: however often it is started again, the checkpoint is not to blame."""
         if self._chooser is not None:
             self._chooser.settle("finished")
+
+    # --- doubt --------------------------------------------------------------------------------------------------
+
+    def suspect_since(self, step: int, reason: str) -> list[str]:
+        """Flag what was committed at ``step`` and later: ``latest`` and every resume pass over it from now on.
+
+        To be called on every rank; rank 0 flags the shared copies, one rank of each node those of its disk.
+        """
+        return suspect_since(self._mine(), self.identity.run, step, reason, run_dir=self._run_dir)
+
+    def trust_again(self, step: int, reason: str) -> list[str]:
+        """Take back the flags set by ``suspect_since`` for this reason; call it on every rank as well."""
+        return trust_again(self._mine(), self.identity.run, step, reason, run_dir=self._run_dir)
+
+    def _mine(self) -> list[Path]:
+        place = self._place()
+        is_mine = {"shared": place.rank == 0, "local": place.is_node_leader}
+        return [root for tier, root in place.roots.items() if is_mine[tier]]
+
+    # --- inside, resuming ----------------------------------------------------------------------------------------
 
     def _wish(self, mode: Mode, path: str, accept: str) -> Wish:
         me, rules = self.identity, self.config.resume

@@ -79,6 +79,23 @@ class ControlGroup:
             return None
         return dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 
+    def gather_numbers(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Every rank's numbers, shape (ranks, numbers), on every rank; all give as many.
+
+        Blocking: until the slowest rank is there.
+        """
+        if self._group is None:
+            return numbers.unsqueeze(0)
+        found = [torch.empty_like(numbers) for _ in range(self.world_size)]
+        dist.all_gather(found, numbers, group=self._group)
+        return torch.stack(found)
+
+    def start_sum(self, numbers: torch.Tensor) -> Any:
+        """Begin an element-wise sum over all ranks, in place; as ``start_max``."""
+        if self._group is None:
+            return None
+        return dist.all_reduce(numbers, op=dist.ReduceOp.SUM, group=self._group, async_op=True)
+
 
 def _packed(message: Any) -> torch.Tensor:
     return torch.frombuffer(bytearray(values.dumps(message).encode("ascii")), dtype=torch.uint8)

@@ -66,11 +66,11 @@ def quarantine(
     ops.rename(source, target)
     ops.fsync_dir(root / QUARANTINE)
     ops.fsync_dir(root)
-    _repair_latest(root, run_dir)
+    repair_latest(root, run_dir)
     return target
 
 
-def _repair_latest(root: Path, run_dir: Path | None) -> None:
+def repair_latest(root: Path, run_dir: Path | None) -> None:
     """Only where there is one: a local tier has none and gets none."""
     if (root / LATEST).is_symlink():
         move_latest(root, run_dir=run_dir)
@@ -89,7 +89,7 @@ def mark_suspect(root: Path, name: str, reason: str, *, run_dir: Path | None = N
     """Flag a checkpoint whose contents, though intact, are not to be trusted; ``latest`` passes over it from now on."""
     record = {"reason": reason, "marked_ns": SYSTEM_CLOCK.wall_ns()}
     write_json_atomic(root / name / SUSPECT_FILE, record)
-    _repair_latest(root, run_dir)
+    repair_latest(root, run_dir)
 
 
 def remove_checkpoint(root: Path, name: str) -> None:

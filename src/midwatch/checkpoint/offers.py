@@ -48,6 +48,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     accept: str = ""
     """The reason why another run's or another configuration's checkpoint is meant."""
     max_attempts: int = 4
+    before_step: int | None = None
+    """Give up what was saved at this step and later."""
     signing_key: str = ""
 
 
@@ -79,6 +81,8 @@ class Offers:
             return
         for tier in ("local", "shared"):
             for info in self._usable(tier):
+                if self._is_given_up(info):
+                    continue
                 candidate = self._placed(info, tier, copies)
                 if candidate is not None:
                     self._queue.append((info, candidate))
@@ -222,6 +226,7 @@ class Offers:
             self._accepted(candidate.name, differs)
         wish = self._wish
         newer = {name for name, code in self._passed.items() if code == "CK208"}
+        newer |= {i.name for tier in self._roots for i in self._usable(tier) if self._is_given_up(i)}
         if wish.path:
             newer |= {i.name for tier in self._roots for i in self._usable(tier) if i.preference > info.preference}
             is_elsewhere = candidate.run != wish.run or info.is_abandoned
@@ -230,9 +235,9 @@ class Offers:
             attempt=wish.attempt,
             name=candidate.name,
             run=candidate.run if candidate.run != wish.run else "",
-            is_rewind=bool(newer - {candidate.name}),
+            is_rewind=bool(newer - {candidate.name}) or wish.before_step is not None,
             passed_over=tuple(sorted(newer - {candidate.name})),
-            reason=wish.accept or (f"path {wish.path}" if wish.path else ""),
+            reason=wish.accept or (f"path {wish.path}" if wish.path else self._why_back),
         )
         self._write(self._record)
 
@@ -243,10 +248,19 @@ class Offers:
             # A folder that cannot be written may still hold a checkpoint that can be read.
             _log.warning("attempt %d leaves no record of what it resumed from: %s", record.attempt, error)
 
+    @property
+    def _why_back(self) -> str:
+        before = self._wish.before_step
+        return "" if before is None else f"back to before step {before}"
+
     # --- finding ----------------------------------------------------------------------------------------------------
 
     def _usable(self, tier: str) -> list[CheckpointInfo]:
         return [info for info in self._listed.get(tier, []) if info.state in USABLE and info.is_trusted]
+
+    def _is_given_up(self, info: CheckpointInfo) -> bool:
+        before = self._wish.before_step
+        return before is not None and info.step >= before and not self._wish.path
 
     def _placed(self, info: CheckpointInfo, tier: str, copies: Sequence[Mapping[str, LocalCopy]]) -> Candidate | None:
         candidate = candidate_of(info, tier)

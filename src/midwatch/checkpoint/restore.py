@@ -85,6 +85,8 @@ class Restorer:
             warn_of_other_kind(section, thing, state)
             self._plain.append((section, thing, state))
         for section, thing in self._tracked.private():
+            if section in self._tracked.own and section not in self._private:
+                continue
             self._plain.append((section, thing, self._decode(self._section(self._private, section))))
         if self._rank < self.manifest.world_size:
             self.rng = self._table(self._section(self._private, "rng"), "rng")

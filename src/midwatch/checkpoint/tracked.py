@@ -28,6 +28,8 @@ class Tracked:
     scaler: Any = None
     data: Any = None
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
+    own: dict[str, Any] = field(default_factory=dict[str, Any])
+    """midwatch's own state, by section. A checkpoint written without it can be resumed from all the same."""
     orders: dict[str, GradOrder] = field(default_factory=dict[str, GradOrder])
     """By section of the module: the gradient order of each DDP module (see ``ddp``)."""
 
@@ -81,6 +83,7 @@ class Tracked:
         for name, value in self.extra.items():
             if not isinstance(value, (nn.Module, Optimizer)):
                 yield f"extra.{name}", value
+        yield from self.own.items()
 
     def owner_module(self, optimizer: Optimizer) -> nn.Module:
         """The tracked module whose parameters ``optimizer`` updates.

@@ -15,7 +15,9 @@ from midwatch.core.clock import SYSTEM_CLOCK, Clock, SystemClock
 from midwatch.core.codes import (
     CODES,
     EXIT_DATA,
+    EXIT_DO_NOT_REQUEUE,
     EXIT_FAILED,
+    EXIT_GO_BACK,
     EXIT_INTERNAL,
     EXIT_OK,
     EXIT_REQUEUE,
@@ -46,7 +48,9 @@ from midwatch.core.units import format_bytes, format_seconds
 __all__ = [
     "CODES",
     "EXIT_DATA",
+    "EXIT_DO_NOT_REQUEUE",
     "EXIT_FAILED",
+    "EXIT_GO_BACK",
     "EXIT_INTERNAL",
     "EXIT_OK",
     "EXIT_REQUEUE",

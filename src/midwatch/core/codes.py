@@ -18,6 +18,8 @@ EXIT_PROTOCOL = 76
 EXIT_CONFIG = 78
 EXIT_DO_NOT_REQUEUE = 93
 """The same failure will come again: a person must look first. 93 is what NVIDIA's launcher uses for it too."""
+EXIT_GO_BACK = 94
+"""Of a rank: start again, from an older checkpoint, as the circuit breaker decided."""
 
 
 class Code(NamedTuple):
@@ -131,6 +133,15 @@ CODES: dict[str, Code] = {
         "no place for the index of metrics", EXIT_IO, "Set metrics.index_dir to a folder on a disk of this host."
     ),
     "MT106": Code("metrics cannot be delivered", EXIT_IO, "The message says what the receiver answered."),
+    # --- the circuit breaker -------------------------------------------------------------------------------------
+    "GD101": Code(
+        "the circuit breaker ended the run",
+        EXIT_DO_NOT_REQUEUE,
+        "Look at the incident (`midwatch breaker show RUN`), decide, then start again.",
+    ),
+    "GD102": Code(
+        "a decision cannot be left for this run", EXIT_DATA, "`midwatch breaker show RUN` says what it does."
+    ),
     # --- supervision ---------------------------------------------------------------------------------------------
     "SV101": Code("command not found", EXIT_USAGE, "Check the spelling and PATH; it runs without a shell."),
     "SV102": Code("another run is live on this folder", EXIT_BUSY, "Stop it first or use another --run-dir."),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
+from midwatch.core import EXIT_DO_NOT_REQUEUE, EXIT_GO_BACK
 from midwatch.faults import frames, texts, tracebacks, wordings
 from midwatch.faults.table import class_of
 from midwatch.faults.types import Confidence, Frame, RankEvidence
@@ -182,7 +184,23 @@ def _victim_line(rank: RankEvidence, number: signal.Signals) -> str:
     return wordings.communication_line(rank.stderr_tail) if number is signal.SIGABRT else ""
 
 
+_DECIDED: Final = {
+    EXIT_DO_NOT_REQUEUE: ("breaker_ended", "ended the run, as the circuit breaker or a person decided"),
+    EXIT_GO_BACK: ("breaker_went_back", "left, to go back to an older checkpoint"),
+}
+"""Exit codes by which a rank says what it wants."""
+
+
 def _read_exit(rank: RankEvidence, code: int, xid: str, lived_s: float | None) -> RankFact:
+    if code in _DECIDED:
+        fault_class, phrase = _DECIDED[code]
+        return RankFact(
+            evidence=rank,
+            fault_class=fault_class,
+            phrase=phrase,
+            message=f"exit {code}",
+            lines=(f"exit code {code}", *texts.last_lines(rank.stderr_tail, 1)),
+        )
     raised = tracebacks.raised_from_error_file(rank.error_file) if rank.error_file else None
     if raised is None and code not in _STARTUP_CODES[1:]:
         raised = tracebacks.find_raised(rank.stderr_tail)

@@ -88,6 +88,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The loss against its trend."""
 
     @property
+    def ok(self) -> bool:
+        """Nothing speaks against making this step."""
+        return self.tier != "trip"
+
+    @property
     def tier(self) -> Tier | None:
         """The worst of the findings."""
         return worst(finding.tier for finding in self.findings)

@@ -26,12 +26,14 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from midwatch.audit import EarlyLook
+from midwatch.audit import Desk, EarlyLook
 from midwatch.checkpoint import Checkpointer, ResumePoint
 from midwatch.config import Config, RankEnv, plain_data, read_rank_env, resolve_paths
 from midwatch.core import EXIT_FAILED, EXIT_REQUEUE, CheckpointError, SuperviseError, printable
+from midwatch.guards import Verdict
 from midwatch.pulse import Flag, NullPulse, PulseWriter, writer_from_env
 from midwatch.train.collectives import Collectives
+from midwatch.train.guarding import Guarding, Surroundings
 from midwatch.train.imports import note_imports
 from midwatch.train.metrics import MetricLog, save_numbers
 from midwatch.train.resume_notes import ResumeNotes, resumed_facts, resumed_line, set_aside_lines
@@ -96,6 +98,7 @@ class Run:
         self._paths = resolve_paths(config, env)
         self._pulse = pulse
         self._tracked: dict[str, Any] = {}
+        self._guarding: Guarding | None = None
         self._opened: tuple[Session, Checkpointer, MetricLog, Signals] | None = None
         self._step: int | None = None
         self._began = 0.0
@@ -162,11 +165,12 @@ class Run:
             CheckpointError: CK109, CK201 to CK208; with ``path`` also what is wrong with it.
         """
         session, checkpointer, _, _ = self._open()
-        point = checkpointer.resume(mode, path, accept=accept)
+        before_step = self._prepare_guards() if path is None and mode != "never" else None
+        point = checkpointer.resume(mode, path, accept=accept, before_step=before_step)
         self.resumed = point
         mine = session.identity.config_hash
         if point is None:
-            if mode == "auto":
+            if mode == "auto" and before_step is None:
                 refuse_if_vanished(session, self._paths)
             line = f"fresh start, config {mine} (run folder {self._paths.run_dir})"
             session.recorder.record("run.started_fresh", config_hash=mine, passed_over=list(checkpointer.passed_over))
@@ -178,7 +182,11 @@ class Run:
             self._say(set_aside_lines(point, checkpointer.passed_over))
             self._note_changes(session, point)
         self._pulse.resumed(point.step if point else None, point.digest[:16] if point else "", mine)
-        return point.step + 1 if point else 0
+        start = point.step + 1 if point else 0
+        if self._guarding is not None:
+            rates = [self._tracked.get(name) for name in ("optimizer", "scheduler")]
+            self._guarding.begin(start, is_resumed=point is not None, rates=rates)
+        return start
 
     def steps(self, start: int, total: int) -> Iterator[int]:
         """The training loop: yields the step numbers from ``start`` to ``total - 1``.
@@ -214,6 +222,8 @@ class Run:
             yield step
             self._after(step, is_first=step == start, is_last=step == total - 1)
         signals.finish()
+        if self._guarding is not None:
+            self._guarding.finish()
         self._settle()
         checkpointer.finish()
         session.recorder.record("run.finished", step=total - 1)
@@ -229,6 +239,35 @@ class Run:
         """
         step_s = time.perf_counter() - self._began if self._step is not None else None
         self._open()[2].add(self._step, step_s, values)
+        if self._guarding is not None:
+            self._guarding.add(values)
+
+    def guard(self, **values: Any) -> Verdict:
+        """Judge this step's numbers before the optimizer's step: ``if run.guard(loss=loss, grad_norm=norm).ok:``.
+
+        Without it they are judged when the step is done. Waits for the device where the numbers are on one. Does not
+        return while the circuit breaker pauses the run, and leaves the process where it goes back.
+
+        Args:
+            values: As for ``log``; each rank's own, or the same on all.
+
+        Collective: yes, inside ``steps``.
+
+        Raises:
+            SystemExit: 94 to go back to an older checkpoint, 93 when a person must look, 75 stopped while paused.
+        """
+        if self._guarding is None or self._step is None:
+            return Verdict(step=self._step or 0)
+        return self._guarding.check(self._step, values)
+
+    def skips(self, position: int) -> bool:
+        """Whether this batch is to be left out, as was decided after the loss went astray.
+
+        Args:
+            position: Of the batch in the data, counted from 0; say the same to ``batch`` when it is trained on.
+        """
+        self._open()
+        return self._guarding is not None and self._guarding.skips(position)
 
     # --- more -----------------------------------------------------------------------------------------------------
 
@@ -240,10 +279,13 @@ class Run:
         """Say what this rank reads now; the report of a failure names it.
 
         Args:
-            where: Ids of the samples, an index, an offset: whatever finds the batch again. Only its text is kept.
+            where: Ids of the samples, an index, an offset: whatever finds the batch again. Only its text is kept. A
+                whole number is also the position that a decision to leave data out speaks of.
             source: Which file or dataset.
         """
         self._pulse.position(f"{source} {where}".strip())
+        if self._guarding is not None and isinstance(where, int):
+            self._guarding.at(where)
 
     def save_now(self) -> None:
         """Ask for a save; any one rank may. It happens on all ranks after the same step, within two steps."""
@@ -282,8 +324,40 @@ class Run:
         metrics = MetricLog(session.journal, self.config.run.log_every)
         signals = Signals(session.group, self._pulse.flags, self._pulse.phase)
         signals.ask(self._requests)
+        self._guarding = self._make_guards(session, checkpointer, signals)
         self._opened = (session, checkpointer, metrics, signals)
         return self._opened
+
+    def _make_guards(self, session: Session, checkpointer: Checkpointer, signals: Signals) -> Guarding | None:
+        if self.config.guards.action == "off":
+            return None
+
+        def leave(exit_code: int) -> NoReturn:
+            signals.finish()
+            self._leave(exit_code, CRASH_FLUSH_S)
+
+        around = Surroundings(
+            group=session.group,
+            checkpointer=checkpointer,
+            recorder=session.recorder,
+            desk=Desk(self._paths.run_dir),
+            phase=self.phase,
+            is_stop_asked=lambda: signals.is_stop_asked,
+            leave=leave,
+            settle_s=2 * self.config.checkpoint.commit_timeout_s,
+        )
+        guarding = Guarding(self.config.guards, around)
+        checkpointer.keep("guards", guarding)
+        return guarding
+
+    def _prepare_guards(self) -> int | None:
+        """Before a checkpoint is looked for: where the circuit breaker went back to, if it did."""
+        if self._guarding is None:
+            return None
+        model = self._tracked.get("model")
+        is_on_gpu = model is not None and any(parameter.is_cuda for parameter in model.parameters())
+        self._guarding.prepare(is_on_gpu=is_on_gpu)
+        return self._guarding.before_step
 
     def _ask(self, flag: Flag) -> None:
         if self._opened is None:
@@ -331,7 +405,10 @@ class Run:
         if self._pulse.flags() & Flag.ABORT:
             session.recorder.record("run.aborted", step=step)
             self._leave(EXIT_FAILED, CRASH_FLUSH_S)
-        checkpointer.poll()
+        events = checkpointer.poll()
+        if self._guarding is not None:
+            self._guarding.saved(events)
+            self._guarding.boundary(step)
         metrics.annotate(step, save_numbers(step, checkpointer.health, self.resumed))
         asked = signals.at_boundary()
         is_due = step > 0 and step % self.config.checkpoint.interval == 0
@@ -344,6 +421,8 @@ class Run:
             numbers = metrics.latest()
             checkpointer.save(step, loss=numbers.get("loss"), metrics=numbers)
             self._saved_step = step
+            if self._guarding is not None:
+                self._guarding.keep()
         elif is_first:
             # The state as it is by now, where the one foreseen was smaller.
             checkpointer.prewarm()

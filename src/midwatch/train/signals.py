@@ -40,6 +40,11 @@ class Signals:
         """Make a request of this process's own; safe in a signal handler."""
         self._own |= flag
 
+    @property
+    def is_stop_asked(self) -> bool:
+        """By this rank's agent or this process, so far; no agreement."""
+        return bool((self._own | self._read()) & (Flag.STOP | Flag.ABORT))
+
     def at_boundary(self) -> Flag:
         """The requests to act on after this step, the same on every rank; each is reported once."""
         agreed = self._await_agreement()

@@ -1,0 +1,141 @@
+"""Where a run keeps what its breaker knows, and where people leave decisions: ``<run.dir>/guards``.
+
+    breaker.json       the breaker's memory, written by rank 0 when it changes
+    in-force.json      what was decided and still holds: data to leave out, learning rates lowered, where to go back to
+    decisions/*.json   left by people, each taken once; what was taken moves to ``decisions/taken``
+
+Plain JSON throughout; what cannot be read is said and left aside. What the memory and a decision consist of is the
+breaker's business, not this room's.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from midwatch.core import SYSTEM_CLOCK, UNREADABLE
+from midwatch.storage import ops, read_regular, write_json_atomic
+
+_log = logging.getLogger(__name__)
+
+FOLDER: Final = "guards"
+_MEMORY: Final = "breaker.json"
+_IN_FORCE: Final = "in-force.json"
+_DECISIONS: Final = "decisions"
+_TAKEN: Final = "taken"
+
+
+class Lowered(msgspec.Struct, frozen=True, kw_only=True):
+    """One lowering of the learning rates."""
+
+    id: str
+    """Checkpoints say which ones are in their state already."""
+    factor: float
+    before_step: int
+    """Where training went back to for it."""
+
+
+class InForce(msgspec.Struct, kw_only=True):
+    """What was decided and still holds."""
+
+    skipped: list[tuple[int, int]] = []
+    """Positions in the data, both ends included."""
+    lowered: list[Lowered] = []
+    before_step: int | None = None
+    """The next attempt resumes from a checkpoint of an earlier step; None once it has."""
+
+    def is_skipped(self, position: int) -> bool:
+        return any(first <= position <= last for first, last in self.skipped)
+
+
+class Desk:
+    """The folder of one run. Rank 0 writes; others may look, and leave decisions."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / FOLDER
+        self._kept: dict[str, Any] = {}
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    def memory(self) -> dict[str, Any]:
+        """The breaker's, as ``Breaker.load_state_dict`` takes it; empty for none."""
+        return self._read(_MEMORY, dict[str, Any]) or {}
+
+    def keep_memory(self, state: dict[str, Any]) -> None:
+        """Durable when it returns; what is the same as before costs nothing.
+
+        Raises:
+            OSError: The storage refused it.
+        """
+        if state != self._kept:
+            self._write(_MEMORY, state)
+            self._kept = state
+
+    def in_force(self) -> InForce:
+        return self._read(_IN_FORCE, InForce) or InForce()
+
+    def keep_in_force(self, what: InForce) -> None:
+        """Raises OSError. Durable when it returns."""
+        self._write(_IN_FORCE, what)
+
+    # --- decisions ------------------------------------------------------------------------------------------------
+
+    def leave(self, decision: dict[str, Any]) -> Path:
+        """Put a decision where the run finds it within a second, if it is paused.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        folder = self._folder / _DECISIONS
+        ops.make_dirs(folder)
+        path = folder / f"{SYSTEM_CLOCK.wall_ns():020d}-{secrets.token_hex(4)}.json"
+        write_json_atomic(path, decision)
+        return path
+
+    def take(self) -> list[dict[str, Any]]:
+        """The decisions left since the last call, oldest first; each is given once."""
+        folder = self._folder / _DECISIONS
+        found: list[dict[str, Any]] = []
+        for path in self._waiting():
+            decision = self._read(f"{_DECISIONS}/{path.name}", dict[str, Any])
+            try:
+                ops.make_dirs(folder / _TAKEN)
+                ops.rename(path, folder / _TAKEN / path.name)
+            except OSError as error:
+                # One that cannot be set aside would be obeyed again and again.
+                _log.warning("%s is left alone: %s", path, error)
+                continue
+            found += [decision] if decision is not None else []
+        return found
+
+    def waiting(self) -> list[str]:
+        """Names of decisions that nobody took yet."""
+        return [path.name for path in self._waiting()]
+
+    def _waiting(self) -> list[Path]:
+        try:
+            return sorted((self._folder / _DECISIONS).glob("*.json"))
+        except OSError:
+            return []
+
+    # --- files ----------------------------------------------------------------------------------------------------
+
+    def _read(self, name: str, kind: type[Any]) -> Any:
+        path = self._folder / name
+        try:
+            return msgspec.json.decode(read_regular(path), type=kind)
+        except FileNotFoundError:
+            return None
+        except (OSError, *UNREADABLE) as error:
+            _log.warning("%s cannot be read and is left aside: %s", path, error)
+            return None
+
+    def _write(self, name: str, what: Any) -> None:
+        ops.make_dirs(self._folder)
+        write_json_atomic(self._folder / name, what)

@@ -10,9 +10,8 @@ import click
 from midwatch.cli._output import exits, json_option, say, show_json, table, when
 from midwatch.cli._places import run_argument, run_folder
 from midwatch.cli._wish import ask, dry_run_option, reason_option
-from midwatch.config import load_config
 from midwatch.core import SYSTEM_CLOCK
-from midwatch.supervise import Machine, SuspicionLedger
+from midwatch.supervise import Machine, SuspicionLedger, isolate_rules
 
 node_argument = click.argument("node")
 
@@ -30,7 +29,8 @@ def command() -> None:
 @json_option
 def show(run: Path | None, *, form: Literal["table", "slurm"], is_json: bool) -> None:
     """List the machines that something is held against; with ``--format slurm`` the hosts that are left out now."""
-    ledger = SuspicionLedger.of(run_folder(run), load_config().isolate)
+    folder = run_folder(run)
+    ledger = SuspicionLedger.of(folder, isolate_rules(folder))
     now_s = SYSTEM_CLOCK.wall_ns() / 1e9
     machines = sorted(ledger.machines().items(), key=lambda item: -ledger.score(item[1], now_s))
     if is_json:

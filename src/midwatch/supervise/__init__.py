@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from midwatch.supervise.held_between import hold_between_runs
     from midwatch.supervise.joining import fetch_status, send_wish
     from midwatch.supervise.kept_rules import isolate_rules
-    from midwatch.supervise.launcher import launch
     from midwatch.supervise.loglines import (
         LogFile,
         LogReader,
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
         rank_ranges,
     )
     from midwatch.supervise.prepare import LaunchRequest, Plan, plan, planned_environments
+    from midwatch.supervise.seating import launch
     from midwatch.supervise.suspicion import Machine, SuspicionLedger
     from midwatch.supervise.wire import PersonAsks
 
@@ -74,7 +74,7 @@ _HOMES = {
     "hold_between_runs": "midwatch.supervise.held_between",
     "is_stamped": "midwatch.supervise.failover",
     "isolate_rules": "midwatch.supervise.kept_rules",
-    "launch": "midwatch.supervise.launcher",
+    "launch": "midwatch.supervise.seating",
     "log_files": "midwatch.supervise.loglines",
     "note_between_runs": "midwatch.supervise.between_runs",
     "parse_ranks": "midwatch.supervise.loglines",

@@ -202,3 +202,23 @@ def test_a_certificate_that_is_rubbish_leaves_the_old_address_in_place() -> None
             await link.close()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("reason", ["", "  \n", "x" * 1001])
+def test_a_reason_is_one(folder: Path, reason: str) -> None:
+    done = CliRunner().invoke(main, ["hold", str(folder), "--reason", reason])
+    assert done.exit_code == 2
+
+
+def test_the_run_may_be_left_out_and_one_node_is_named_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIDWATCH_RUN_DIR", str(folder))
+    assert ask("node", "isolate", "n7", "--reason", "x")[0] == 0
+    assert ask("node", "list")[1][0]["node"] == "n7"
+    assert CliRunner().invoke(main, ["node", "release", str(folder), "n7", "n8", "--reason", "x"]).exit_code == 2
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_nothing_is_written_into_a_folder_that_is_no_run(tmp_path: Path, verb: tuple[str, ...]) -> None:
+    code, answer = ask(*words(verb, tmp_path))
+    assert (code, answer["error"]) == (65, "SV110")
+    assert list(tmp_path.iterdir()) == []

@@ -8,9 +8,22 @@ from typing import Any, Literal
 import click
 
 from midwatch.cli._output import plain, say, show_json
+from midwatch.cli._places import is_run
 from midwatch.core import SuperviseError
 
-reason_option = click.option("--reason", required=True, help="Why; it goes to the ledger.")
+_REASON_CHARS = 1000
+
+
+def _reason(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Whoever comes next must find a reason there, and not a novel."""
+    if not value.strip():
+        raise click.BadParameter("must not be empty")
+    if len(value) > _REASON_CHARS:
+        raise click.BadParameter(f"at most {_REASON_CHARS} characters")
+    return value.strip()
+
+
+reason_option = click.option("--reason", required=True, callback=_reason, help="Why; it goes to the ledger.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be asked, and ask nothing.")
 
 Wish = Literal["hold", "resume", "isolate", "release"]
@@ -70,6 +83,8 @@ def _instead(folder: Path, wish: Wish, error: SuperviseError) -> str:
         # Of an earlier job, and so on the list only, which this run reads again when the machine comes.
         return "the live run has no such node"
     if error.code != "SV110":
+        raise error
+    if not is_run(folder):
         raise error
     supervisor = folder / "supervisor"
     if (supervisor / "coordinator.json").exists() and is_stamped(supervisor):

@@ -98,8 +98,8 @@ class UpdateGuard:
                 low=unlog(expected - width),
                 high=unlog(expected + width),
                 z=z,
-                text=f"the norm of the weights is {norm:.5g} instead of {unlog(expected):.5g}: "
-                "weights of another step?" + self._after_resume(step),
+                text=f"the norm of the weights is {norm:.5g} instead of {unlog(expected):.5g}"
+                f"{self._after_resume(step)}: weights of another step?",
             )
         self._norms.learn(value, z)
         return finding

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 from supervised import MIDWATCH, Supervised
+from test_run_nodes import end_on_request, lose, start
 
 from midwatch.config import SecureConfig
 from midwatch.core import ConfigError, ProtocolError
+from midwatch.supervise.endpoint import read_endpoint
 from midwatch.supervise.link import Link
 from midwatch.supervise.tls import client_context, read_certificate, server_context, trust
 
@@ -74,6 +76,30 @@ def test_an_encrypted_run_restarts_and_answers(run: Supervised, tmp_path: Path) 
     assert json.loads(done.stdout)["live"], done.stdout
     assert run.wait(launcher) == 0, run.story()
     run.assert_nothing_left()
+
+
+def test_a_take_over_stays_encrypted_and_passes_by_a_node_without_a_certificate(
+    run: Supervised, tmp_path: Path
+) -> None:
+    def options(name: str) -> tuple[str, ...]:
+        secure = make_certificate(tmp_path, name)
+        return ("--set", f"secure.tls_cert={secure.tls_cert}", "--set", f"secure.tls_key={secure.tls_key}")
+
+    launchers = {"n0": start(run, "n0", "2:3", *options("n0"))}
+    run.until("the coordinator", lambda: run.events("node.joined"))
+    launchers["n1"] = start(run, "n1", "2:3")  # without one
+    run.until_training(step=3)
+    launchers["n2"] = start(run, "n2", "2:3", *options("n2"))
+    run.until("the spare", lambda: any(event["data"]["node"] == "n2" for event in run.events("node.joined")))
+    first = read_endpoint(run.run_dir)
+    lose(launchers.pop("n0"))
+    run.until_training(attempt=2, step=1)
+    second = read_endpoint(run.run_dir)
+    assert second.url.startswith("https://")
+    assert second.certificate not in ("", first.certificate), "the one of the new host"
+    assert len(run.events("coordinator.moved")) == 1
+    assert "this node cannot host the coordinator" in (run.folder / "launcher-1.log").read_text()
+    end_on_request(run, launchers)
 
 
 def is_trusted(address: tuple[str, int], certificate: str) -> bool:

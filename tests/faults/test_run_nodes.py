@@ -26,9 +26,9 @@ def run(tmp_path: Path) -> Iterator[Supervised]:
     supervised.close()
 
 
-def start(run: Supervised, name: str, nodes: str, *, steps: int = 2000) -> subprocess.Popen[str]:
+def start(run: Supervised, name: str, nodes: str, *options: str, steps: int = 2000) -> subprocess.Popen[str]:
     command = [str(run.script), str(run.home), str(steps), "none", "attached"]
-    return run.start_command(command, "--nnodes", nodes, "--node-name", name, *OPTIONS)
+    return run.start_command(command, "--nnodes", nodes, "--node-name", name, *OPTIONS, *options)
 
 
 def start_fleet(run: Supervised, nodes: str, names: tuple[str, ...]) -> dict[str, subprocess.Popen[str]]:
@@ -96,6 +96,11 @@ def test_a_spare_takes_the_place_of_a_lost_node(run: Supervised, lost: str) -> N
     survivor = ({"n0", "n1"} - {lost}).pop()
     ranks = dict(launched["placements"])
     assert ranks[survivor] == [int(survivor[1])], "survivors keep their ranks"
+    if lost == "n0":
+        os.kill(run.pid_of("-m midwatch.supervise.coordinator"), signal.SIGKILL)
+        run.until("the coordinator", lambda: run.events("attempt.adopted"))
+        assert len(run.events("coordinator.moved")) == 1, "where it has moved to, it is at home"
+        assert len(run.events("attempt.launched")) == 2
     end_on_request(run, launchers)
 
 

@@ -101,7 +101,8 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("fault", ["raise", "exit3"])
-def test_a_forked_rank_finds_the_world_of_a_cold_one(run: Warm, fault: str) -> None:
+def test_a_forked_rank_finds_the_world_of_a_cold_one(run: Warm, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SITE_MODULES", "x" * 120_000)  # two of them do not fit into one message
     launcher = run.train(fault)
     run.go_on(1, "the next restart is warm")
     run.go_on(2, "forked from the parked process")
@@ -152,6 +153,7 @@ def test_forked_ranks_die_with_their_agent_and_so_does_the_parked_process(run: W
             "1 thread(s)",
         ),
         ("import os; os.kill(os.getpid(), 9)", "the parked process ended"),
+        ("import os; RANK = int(os.environ.get('RANK', 0))", "an import asks for RANK"),
     ],
 )
 def test_what_is_not_safe_to_fork_is_not_forked(run: Warm, source: str, why: str, monkeypatch: Any) -> None:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from midwatch.config import GradeConfig, IsolateConfig, RestartConfig
+from midwatch.config import AdoptConfig, GradeConfig, IsolateConfig, RestartConfig
 from midwatch.faults import Evidence, Frame, RankEvidence
 from midwatch.supervise.decide import Rules, RunFacts, Supervisor, replay
 from midwatch.supervise.messages import (
@@ -75,6 +75,7 @@ class AnyOrder(RuleBasedStateMachine):
         hold_max_s=st.sampled_from([0.0, 0.0, 60.0]),
         gate=st.booleans(),
         can_probe=st.booleans(),
+        adopt=st.sampled_from([None, None, AdoptConfig(), AdoptConfig(end_hung=False)]),
         topology=st.sampled_from([(), (("n0", ("switch:a",)), ("n1", ("switch:a",)), ("n2", ("switch:b",)))]),
     )
     def start(
@@ -85,6 +86,7 @@ class AnyOrder(RuleBasedStateMachine):
         hold_max_s: float,
         gate: bool,
         can_probe: bool,
+        adopt: AdoptConfig | None,
         topology: tuple[tuple[str, tuple[str, ...]], ...],
     ) -> None:
         self.nnodes = nnodes
@@ -93,6 +95,7 @@ class AnyOrder(RuleBasedStateMachine):
             grade=GradeConfig(hold_max_s=hold_max_s, fleet_nodes=2, green_rounds=2),
             isolate=IsolateConfig(gate=gate),
             can_probe=can_probe,
+            adopt=adopt,
             topology=topology,
         )
         self.is_held = False
@@ -124,6 +127,7 @@ class AnyOrder(RuleBasedStateMachine):
         if isinstance(instruction, LaunchAttempt):
             earlier = [i.attempt for i in self.said if isinstance(i, LaunchAttempt)]
             assert all(number < instruction.attempt for number in earlier)
+            assert not (self.rules.is_adopted and earlier), "another launcher starts again, not we"
             assert instruction.world_size == sum(len(p.ranks) for p in instruction.placements)
             assert len({p.node for p in instruction.placements}) == self.nnodes
             assert not self.is_held, "a person holds it"

@@ -135,7 +135,7 @@ def test_no_spike_is_averaged_away(run: Path, index: MetricIndex) -> None:
     width, buckets = index.buckets("loss", 100)
     assert (width, len(buckets)) == (200, 100)
     assert [(one.high, one.high_step) for one in buckets if one.high > 2] == [(900.0, 7777)]
-    assert all(one.low == 2.0 and one.count == 200 for one in buckets)
+    assert all(one.low == 2.0 and one.points == 200 for one in buckets)
 
 
 def test_a_bucket_over_a_roll_back_and_one_of_nothing_finite(run: Path, index: MetricIndex) -> None:
@@ -147,7 +147,7 @@ def test_a_bucket_over_a_roll_back_and_one_of_nothing_finite(run: Path, index: M
     index.sync()
     width, buckets = index.buckets("loss", 3, first=0, last=11)
     assert width == 4
-    assert [(one.first, one.last, one.count, one.nonfinite) for one in buckets] == [
+    assert [(one.first, one.last, one.points, one.nonfinite) for one in buckets] == [
         (0, 3, 4, 0),
         (4, 7, 4, 2),
         (8, 11, 4, 2),
@@ -162,7 +162,7 @@ def test_the_ends_of_the_steps_do_not_overflow(run: Path, index: MetricIndex) ->
     write_journal(run, 1, [-(2**63) + 1, 0, 2**63 - 2])
     index.sync()
     assert [step for step, _ in index.series("loss")] == [-(2**63) + 1, 0, 2**63 - 2]
-    assert sum(one.count for one in index.buckets("loss", 10)[1]) == 3
+    assert sum(one.points for one in index.buckets("loss", 10)[1]) == 3
     assert index.buckets("nothing", 10) == (1, [])
 
 
@@ -281,7 +281,7 @@ def test_an_index_that_is_damaged_while_it_is_open(run: Path, index: MetricIndex
     index._db.execute("PRAGMA cache_size = 1")  # pyright: ignore[reportPrivateUsage]
     damage(kind, index.path)
     assert len(index.series("loss")) == 20_000
-    assert index.buckets("loss", 10)[1][0].count == 2000
+    assert index.buckets("loss", 10)[1][0].points == 2000
 
 
 def test_the_index_of_another_run_is_not_taken(run: Path, folder: Path, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_show_of_a_metric(run: Path, where: tuple[str, str]) -> None:
     assert series["points"][60] == [60, 2.00006]
     _, document = answer("metrics", "show", run, "loss", "grad_norm", "--buckets", 4, "--branches", *where)
     loss, grad = document["series"]
-    assert (loss["width"], [one["count"] for one in loss["buckets"]]) == (30, [30, 30, 30, 30])
+    assert (loss["width"], [one["points"] for one in loss["buckets"]]) == (30, [30, 30, 30, 30])
     assert grad["buckets"][0]["low"] == "nan"
     assert (loss["dead"][0]["attempt"], len(loss["dead"][0]["points"])) == (1, 40)
     _, document = answer("metrics", "show", run, "loss", "--from", 10, "--to", 12, *where)

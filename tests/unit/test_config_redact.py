@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from midwatch.config import REDACTED, config_hash, is_secret_name, redact, redact_environment, redact_text
+
+redact_module = importlib.import_module("midwatch.config.redact")
 
 SECRET_NAMES = [
     "password", "db_password", "DB_PASSWORD", "secret", "clientSecret", "AWS_SECRET_ACCESS_KEY", "api_key", "apikey",
@@ -106,3 +112,17 @@ def test_the_environment_passes_only_by_the_allow_list() -> None:
 def test_a_rotated_secret_does_not_change_the_config_hash() -> None:
     assert config_hash({"hf_token": "a", "lr": 1}, {}) == config_hash({"hf_token": "b", "lr": 1}, {})
     assert config_hash({"hf_token": "a", "lr": 1}, {}) == config_hash(redact({"hf_token": "a", "lr": 1}), {})
+
+
+FRAGMENTS = (
+    *("hf_plantedplantedplanted", "sk-plantedplantedplanted", "https://user:planted@host/x", "Bearer plantedplanted"),
+    *("AUTHORIZATION: planted", "eyJplantedplanted.planted.x", "AKIAABCDEFGHIJKLMNOP", "xoxb-plantedplanted"),
+    *("-----BEGIN RSA PRIVATE KEY-----", "-----END RSA PRIVATE KEY-----", "glpat-plantedplantedplanted", "x = 1"),
+    *("\n", "\r\n", " ", "\t", "://", "bearer", "é", "a" * 40),
+)
+
+
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=12))
+def test_looking_only_where_a_secret_can_be_misses_none(fragments: list[str]) -> None:
+    text = "".join(fragments)
+    assert redact_module._hide_shapes(text) == redact_module._SHAPES.sub(REDACTED, text)

@@ -13,14 +13,19 @@ from midwatch.core import (
     ConfigError,
     FencedError,
     LedgerError,
+    MetricsError,
     MidwatchError,
     ProtocolError,
     StorageError,
     SuperviseError,
+    TriageError,
     error_from_dict,
 )
 
-KINDS = [ConfigError, StorageError, CheckpointError, LedgerError, SuperviseError, ProtocolError]
+KINDS = [
+    *(ConfigError, StorageError, CheckpointError, LedgerError, MetricsError),
+    *(SuperviseError, ProtocolError, TriageError),
+]
 
 
 @pytest.mark.parametrize("code", sorted(CODES))

@@ -143,6 +143,8 @@ def test_an_early_exit_of_an_attached_rank_is_looked_at_within_a_second() -> Non
     drive.exited(1, 0)
     assert kinds(drive.pass_time(1)) == ["GatherEvidence"]
     drive.answer(alive(0, IN_COMPUTE, is_attached=True), dead(1, 0, is_attached=True))
+    assert kinds(drive.pass_time(5)) == ["GatherEvidence"], "its peer had not come to its next collective yet"
+    drive.answer(alive(0, IN_ALL_REDUCE, is_attached=True), dead(1, 0, is_attached=True))
     assert drive.last(WriteVerdict).verdict.root_rank == 1
 
 

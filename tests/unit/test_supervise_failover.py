@@ -75,6 +75,16 @@ def test_a_free_seat_is_taken_soon_but_not_at_once(tmp_path: Path) -> None:
     assert not vigil.is_seized
 
 
+def test_a_seat_that_was_free_was_not_seized_whatever_came_before(tmp_path: Path) -> None:
+    hosted(tmp_path)
+    vigil = Vigil(tmp_path, "other", TIMEOUT_S)
+    seats = [vigil.look(second, 100.0 + second) for second in (2.5, 3.5, 4.5, 5.5, 6.5)]
+    assert seats[-1] is not None
+    seats[-1].release()
+    assert vigil.look(2.5, 202.5) is not None
+    assert not vigil.is_seized
+
+
 def test_an_earlier_silence_does_not_count(tmp_path: Path) -> None:
     hosted(tmp_path)
     vigil = Vigil(tmp_path, "other", TIMEOUT_S)
@@ -89,8 +99,9 @@ def test_storage_that_does_not_answer_speaks_against_nobody(tmp_path: Path) -> N
     (tmp_path / "lock").unlink()
     assert seat.is_ours
     assert Vigil(tmp_path, "other", TIMEOUT_S).look(60.0, 160.0) is None
-    (tmp_path / "lock").write_text("half a li")
-    assert seat.is_ours
+    for text in ("half a li", "[]", "3"):
+        (tmp_path / "lock").write_text(text)
+        assert seat.is_ours
 
 
 def test_a_disowned_ledger_does_not_change_under_its_heir(tmp_path: Path) -> None:

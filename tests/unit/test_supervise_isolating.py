@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from midwatch.cluster import NodeState, Outbox, Reply, Request, Topology
 from midwatch.config import IsolateConfig
 from midwatch.core import SuperviseError
 from midwatch.faults import Verdict
-from midwatch.supervise import between_runs, isolating
+from midwatch.supervise import between_runs, isolating, turns
 from midwatch.supervise.between_runs import note_between_runs
 from midwatch.supervise.isolating import Isolation
 from midwatch.supervise.members import Members
@@ -283,3 +285,135 @@ def test_between_runs_a_silent_scheduler_is_asked_by_the_next_run(
     (request,) = Outbox(tmp_path / "supervisor" / isolating.REQUESTS).pending(0.0)
     assert (request.verb, request.node) == ("isolate", "n9")
     assert SuspicionLedger.of(tmp_path, config).machines()["n9"].out_until_s
+
+
+# --- a wish that is no longer wanted must not come true later
+
+
+def pending(run_dir: Path) -> list[tuple[str, str]]:
+    return [(one.verb, one.node) for one in Outbox(run_dir / "supervisor" / isolating.REQUESTS).pending(0.0)]
+
+
+def leave_pending(run_dir: Path, scheduler: Callable[..., Scheduler], wish: str = "isolate") -> None:
+    """Node n7 was left out by rule while the scheduler was down, and for a release let in again."""
+    scheduler(Reply(status="silent", text="connect failure"))
+
+    async def story() -> None:
+        job = Job(run_dir)
+        job.join()
+        job.isolation.isolate("n7", "XID 79", "", "c1")
+        if wish == "release":
+            job.isolation.release("n7", "new card", "c2")
+        await job.isolation.settle(5.0)
+
+    run(story())
+    assert pending(run_dir) == [(wish, "s7")]
+
+
+def test_a_drain_that_never_got_through_is_withdrawn_by_a_release_between_runs(
+    tmp_path: Path, scheduler: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_pending(tmp_path, scheduler)
+    slurm = Scheduler(Reply(status="unneeded", text="not drained (IDLE)"))
+    monkeypatch.setattr(between_runs, "driver_for", slurm.for_anybody)
+    note_between_runs(tmp_path, IsolateConfig(drain="do"), "release", "n7", "new card")
+    assert pending(tmp_path) == [], "the next run here would have drained it"
+
+
+def test_a_release_that_never_got_through_is_withdrawn_when_a_person_leaves_the_machine_out(
+    tmp_path: Path, scheduler: Callable[..., Scheduler]
+) -> None:
+    leave_pending(tmp_path, scheduler, "release")
+    note_between_runs(tmp_path, IsolateConfig(drain="ask"), "isolate", "n7", "noise")
+    assert pending(tmp_path) == []
+
+
+def test_a_run_that_does_not_drain_withdraws_what_an_earlier_one_wanted(
+    tmp_path: Path, scheduler: Callable[..., Scheduler]
+) -> None:
+    leave_pending(tmp_path, scheduler)
+    slurm = scheduler()
+
+    async def story() -> None:
+        job = Job(tmp_path, "ask")
+        job.join()
+        job.isolation.release("n7", "new card", "c1")
+        await job.isolation.settle(5.0)
+
+    run(story())
+    assert pending(tmp_path) == []
+    assert slurm.asked == []
+
+
+def test_a_release_reaches_the_entry_of_a_node_that_was_known_by_name_only(
+    tmp_path: Path, scheduler: Callable[..., Scheduler]
+) -> None:
+    scheduler()
+
+    async def story() -> None:
+        lost = Job(tmp_path)
+        lost.isolation.isolate("n7", "silent", "", "c1")
+        await lost.isolation.settle(5.0)
+        job = Job(tmp_path)
+        assert job.join() == "silent"
+        job.isolation.release("n7", "it was the cable", "c2")
+        await job.isolation.settle(5.0)
+        assert Job(tmp_path).join() == ""
+
+    run(story())
+
+
+def test_a_list_on_storage_that_hangs_holds_up_neither_a_decision_nor_the_drain(
+    tmp_path: Path, scheduler: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm, hangs = scheduler(), threading.Event()
+
+    def wait(*_: object) -> None:
+        hangs.wait(20.0)
+
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(SuspicionLedger, "exclude", wait)
+
+    async def story() -> None:
+        job = Job(tmp_path)
+        job.join()
+        began = time.monotonic()
+        job.isolation.isolate("n7", "XID 79", "", "c1")
+        assert time.monotonic() - began < 0.1
+        await job.isolation.settle(5.0)
+        assert slurm.asked == [("isolate", "s7")]
+        assert "the storage does not answer within 0.2 s" in job.said[0]
+        hangs.set()
+
+    run(story())
+
+
+def test_a_list_that_cannot_be_read_is_said_once(tmp_path: Path, scheduler: Callable[..., Scheduler]) -> None:
+    scheduler()
+
+    async def story() -> None:
+        job = Job(tmp_path)
+        (tmp_path / "supervisor").mkdir()
+        (tmp_path / "supervisor" / "nodes.json").write_text('{"schema": 9, "machines": {}}')
+        assert [job.join("n1"), job.join("n2")] == ["", ""]
+        assert len([said for said in job.said if "it is not known which machines" in said]) == 1
+
+    run(story())
+
+
+@pytest.mark.parametrize("name", ["", "n1,n2", "n[1-3]", "-n1", "a b", "n1\nn2", "x" * 300])
+@pytest.mark.parametrize("wish", ["isolate", "release"])
+def test_what_no_machine_can_be_called_is_written_nowhere(tmp_path: Path, name: str, wish: Any) -> None:
+    with pytest.raises(SuperviseError) as refused:
+        note_between_runs(tmp_path, IsolateConfig(), wish, name, "x")
+    assert refused.value.code == "SV115"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_machine_keeps_its_name_when_a_person_calls_it_by_its_host(tmp_path: Path) -> None:
+    config = IsolateConfig()
+    ledger = SuspicionLedger.of(tmp_path, config)
+    ledger.suspect("host7/abc", "n7", Reason(at_s=0.0, text="crash"), "s7")
+    assert "left out of the next run" in note_between_runs(tmp_path, config, "isolate", "host7", "noise")
+    assert [(key, machine.name) for key, machine in ledger.machines().items()] == [("host7/abc", "n7")]
+    assert "no machine of that name" in note_between_runs(tmp_path, config, "isolate", "hots7", "noise")

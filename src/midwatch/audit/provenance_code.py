@@ -44,6 +44,8 @@ class ProjectCode:
         """Name to SHA-256."""
         self._sources: dict[str, bytes] = {}
         self._modules = 0
+        self._seen: set[str] = set()
+        """Files of modules that were looked at, as the modules name them."""
 
     @property
     def is_entry_installed(self) -> bool:
@@ -69,7 +71,7 @@ class ProjectCode:
         if modules is None and len(sys.modules) == self._modules:
             return []
         self._modules = len(sys.modules)
-        found = project_files(self.entry, modules)
+        found = project_files(self.entry, modules, self._seen)
         new = [name for name in found if name not in self.digests]
         for name in new:
             data, self.digests[name] = _read(found[name])
@@ -107,8 +109,15 @@ def entry_script() -> Path | None:
     return Path(file).resolve() if isinstance(file, str) else None
 
 
-def project_files(entry: Path | None, modules: Iterable[ModuleType] | None = None) -> dict[str, Path]:
-    """Name to path of the script and of the project's imported modules; nothing in an interactive session."""
+def project_files(
+    entry: Path | None, modules: Iterable[ModuleType] | None = None, seen: set[str] | None = None
+) -> dict[str, Path]:
+    """Name to path of the script and of the project's imported modules; nothing in an interactive session.
+
+    Args:
+        seen: Files that are passed over, because an earlier call looked at them; those looked at now are added.
+    """
+    seen = set() if seen is None else seen
     if entry is None:
         return {}
     script = entry.resolve()
@@ -118,8 +127,9 @@ def project_files(entry: Path | None, modules: Iterable[ModuleType] | None = Non
     for module in list(sys.modules.values()) if modules is None else modules:
         file = _file_of(module)
         # Looked at as text first: resolving the paths of two thousand installed modules takes a tenth of a second.
-        if not isinstance(file, str) or not file.endswith(".py") or _is_elsewhere(file):
+        if not isinstance(file, str) or file in seen or not file.endswith(".py") or _is_elsewhere(file):
             continue
+        seen.add(file)
         path = Path(file).resolve()
         if path.is_relative_to(root):
             if not _is_installed(path, root):

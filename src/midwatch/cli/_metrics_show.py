@@ -219,7 +219,7 @@ def _show_series(series: dict[str, Any]) -> None:
 
 
 def _bucket_row(bucket: dict[str, Any]) -> tuple[str, ...]:
-    bucket_fields = ("count", "low", "low_step", "high", "high_step", "mean", "nonfinite")
+    bucket_fields = ("points", "low", "low_step", "high", "high_step", "mean", "nonfinite")
     return (f"{bucket['first']}-{bucket['last']}", *(_text(bucket[name]) for name in bucket_fields))
 
 

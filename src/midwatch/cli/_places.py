@@ -47,6 +47,11 @@ def run_folder(path: Path | None) -> Path:
     return folder
 
 
+def is_run(folder: Path) -> bool:
+    """Something of a run is there."""
+    return any((folder / mark).exists() for mark in _RUN_MARKS)
+
+
 def find_place(path: Path | None) -> Place:
     """Read a path as people mean it.
 
@@ -62,7 +67,7 @@ def find_place(path: Path | None) -> Place:
         folder = path.resolve()
         root = folder.parent.parent if folder.parent.name == QUARANTINE else folder.parent
         return Place(root=root, run_dir=_run_of(root), checkpoint=folder)
-    if any((path / mark).exists() for mark in _RUN_MARKS):
+    if is_run(path):
         return Place(root=checkpoint_folder(path), run_dir=path)
     return Place(root=path, run_dir=_run_of(path.absolute()))
 

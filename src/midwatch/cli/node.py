@@ -10,11 +10,10 @@ import click
 from midwatch.cli._output import exits, json_option, say, show_json, table, when
 from midwatch.cli._places import run_argument, run_folder
 from midwatch.cli._wish import ask, dry_run_option, reason_option
-from midwatch.config import load_config
 from midwatch.core import SYSTEM_CLOCK
-from midwatch.supervise import Machine, SuspicionLedger
+from midwatch.supervise import Machine, SuspicionLedger, isolate_rules
 
-node_argument = click.argument("node")
+names_argument = click.argument("names", metavar="[RUN] NODE", nargs=-1, required=True)
 
 
 @click.group("node", short_help="Leave a node out of a run, let it in again, list what is held against it.")
@@ -30,7 +29,8 @@ def command() -> None:
 @json_option
 def show(run: Path | None, *, form: Literal["table", "slurm"], is_json: bool) -> None:
     """List the machines that something is held against; with ``--format slurm`` the hosts that are left out now."""
-    ledger = SuspicionLedger.of(run_folder(run), load_config().isolate)
+    folder = run_folder(run)
+    ledger = SuspicionLedger.of(folder, isolate_rules(folder))
     now_s = SYSTEM_CLOCK.wall_ns() / 1e9
     machines = sorted(ledger.machines().items(), key=lambda item: -ledger.score(item[1], now_s))
     if is_json:
@@ -44,28 +44,35 @@ def show(run: Path | None, *, form: Literal["table", "slurm"], is_json: bool) ->
 
 
 @command.command("isolate", epilog=exits(65, 74, 76, e65="no run folder there"))
-@run_argument
-@node_argument
+@names_argument
 @reason_option
 @dry_run_option
 @json_option
-def isolate(run: Path | None, node: str, *, reason: str, dry_run: bool, is_json: bool) -> None:
+def isolate(names: tuple[str, ...], *, reason: str, dry_run: bool, is_json: bool) -> None:
     """Leave NODE out of the run in the folder RUN from its next attempt on, and of later jobs for a while.
 
     Without a live run it is only written down for the next one.
     """
+    run, node = _run_and_node(names)
     ask(run_folder(run), "isolate", reason, node=node, dry_run=dry_run, is_json=is_json)
 
 
 @command.command("release", epilog=exits(65, 74, 76, e65="no run folder there"))
-@run_argument
-@node_argument
+@names_argument
 @reason_option
 @dry_run_option
 @json_option
-def release(run: Path | None, node: str, *, reason: str, dry_run: bool, is_json: bool) -> None:
+def release(names: tuple[str, ...], *, reason: str, dry_run: bool, is_json: bool) -> None:
     """Let NODE take part again, in the live run or in the next one."""
+    run, node = _run_and_node(names)
     ask(run_folder(run), "release", reason, node=node, dry_run=dry_run, is_json=is_json)
+
+
+def _run_and_node(names: tuple[str, ...]) -> tuple[Path | None, str]:
+    *run, node = names
+    if len(run) > 1:
+        raise click.UsageError(f"one NODE at a time, after RUN: {' '.join(names)}")
+    return (Path(run[0]) if run else None), node
 
 
 def _row(key: str, machine: Machine, score: float, now_s: float) -> dict[str, Any]:

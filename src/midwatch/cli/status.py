@@ -16,7 +16,7 @@ from midwatch.cli import _live
 from midwatch.cli._output import exits, json_option, pairs, plain, say, show_json, when
 from midwatch.cli._places import find_place, run_argument, run_folder
 from midwatch.core import UNREADABLE, LedgerError, MidwatchError, ProtocolError, SuperviseError
-from midwatch.storage import newest_attempt
+from midwatch.storage import newest_attempt, read_regular
 
 _SHOWN_LINES = 5
 _DISK_S = 10.0
@@ -123,7 +123,7 @@ def _incidents(folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for path in sorted((folder / "incidents").glob("*/verdict.json"), key=lambda path: path.stat().st_mtime_ns):
         try:
-            verdict = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+            verdict = msgspec.json.decode(read_regular(path), type=dict[str, Any])
         except (OSError, *UNREADABLE):
             continue
         kept = ("incident", "fault_class", "root_rank", "root_node", "step", "action", "summary")
@@ -140,6 +140,7 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, object]]:
         ("state", _state(document)),
         ("attempt", status.get("attempt", document["attempt"])),
         ("step", status.get("step") if document["live"] else ""),
+        ("hold", _hold(status)),
         ("nodes", f"{len(status.get('agents', []))} of {status.get('nodes_wanted', '?')}" if document["live"] else ""),
         ("restart budget", _budget(status) if document["live"] else ""),
         ("newest verified", f"{newest['name']}, {when(newest['written_ns'])[:19]} UTC" if newest else "none"),
@@ -164,6 +165,14 @@ def _show(document: dict[str, Any]) -> None:
     say("\nlast:")
     for sentence in _sentences(document)[-_SHOWN_LINES:]:
         say(f"  {plain(sentence)}")
+
+
+def _hold(status: dict[str, Any]) -> str:
+    """Also while ranks still train: nothing is restarted once they end."""
+    if not status.get("held"):
+        return ""
+    by = "a person" if status.get("held_by") == "person" else "a rule"
+    return f"{status['held']} (by {by}: nothing is started)"
 
 
 def _budget(status: dict[str, Any]) -> str:

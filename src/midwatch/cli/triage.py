@@ -8,7 +8,7 @@ import click
 
 from midwatch.cli._output import exits, json_option, plain, say, show_json, table
 from midwatch.cli._progress import ByteCounter
-from midwatch.guards import Tier
+from midwatch.guards import TIERS, Tier
 from midwatch.triage import Facts, Report, read_facts, replay, report
 
 _SHOWN_NOTES = 20
@@ -53,7 +53,7 @@ def _show(found: Report) -> None:
             say(f"{one.tier:8}  {one.kind:15} step {one.step}: {plain(one.text)}", fg=_COLOURS.get(one.tier))
     if notes > _SHOWN_NOTES:
         say(f"({notes - _SHOWN_NOTES} more notes: --json lists them)")
-    counts = ", ".join(f"{found.count(tier)} {word}" for tier, word in _WORDS)
+    counts = ", ".join(_counted(found.count(tier), tier) for tier in reversed(TIERS))
     say(f"\n{counts}; cause: {found.verdict.cause}")
     table(
         ("", "class", "check", "result", "detail"),
@@ -61,4 +61,5 @@ def _show(found: Report) -> None:
     )
 
 
-_WORDS: tuple[tuple[Tier, str], ...] = (("trip", "trips"), ("incident", "incidents"), ("note", "notes"))
+def _counted(count: int, word: Tier) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"

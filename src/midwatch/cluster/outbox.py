@@ -69,6 +69,12 @@ class Outbox:
         """All that are still wanted, oldest first. Raises ST104 as ``put``."""
         return [one for one in self._read().requests if one.until_s > now_s]
 
+    def drop(self, node: str) -> None:
+        """Nobody wants anything of this node any more. Raises as ``put``."""
+        if any(one.node == node for one in self._read().requests):
+            with self._change() as box:
+                box.requests = [one for one in box.requests if one.node != node]
+
     def settle(self, request: Request, reply: Reply, now_s: float) -> bool:
         """Note what came of a try. Raises as ``put``.
 

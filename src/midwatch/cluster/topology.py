@@ -25,6 +25,7 @@ Topology = tuple[tuple[str, tuple[str, ...]], ...]
 
 MOST_NODES: Final = 100_000
 """Of one list; a slip of the finger in a range must not fill the memory."""
+_NODE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _PAIR: Final = re.compile(r"(\w+)=(\S+)")
 
 
@@ -42,7 +43,17 @@ def load_topology(path: Path) -> Topology:
         file = msgspec.convert(tomllib.loads(path.read_text()), _File)
     except (OSError, *UNREADABLE) as error:
         raise ConfigError("CF102", f"grade.topology: {path} cannot be used: {error}") from error
-    return _by_node({name: [node for word in words for node in _expand(word)] for name, words in file.domains.items()})
+    return _by_node(
+        {name: [node for word in words for node in _named(path, word)] for name, words in file.domains.items()}
+    )
+
+
+def _named(path: Path, word: str) -> list[str]:
+    """A slip of the finger would only show when a rack fails and nobody knows that it is one."""
+    names = _expand(word)
+    if not names or not all(_NODE.fullmatch(name) for name in names):
+        raise ConfigError("CF102", f"grade.topology: {path}: {word[:60]!r} is no list of nodes")
+    return names
 
 
 def parse_slurm_topology(text: str) -> Topology:

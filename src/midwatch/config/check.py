@@ -208,6 +208,8 @@ def _words(kind: Any) -> str:
 
 
 def _range(bound: str) -> str:
+    if exact := re.search(r"length (\d+)", bound):
+        return f"must have {exact[1]} entries"
     if "length" in bound:
         return "must not be empty"
     number = re.sub(r"\.0\b", "", bound)

@@ -48,6 +48,13 @@ _SHAPES = re.compile(
     """,
     re.VERBOSE,
 )
+_KEY_LINES = ("-----BEGIN ", "-----END ")
+_BEGINNINGS = (
+    *("sk-", "pk-", "rk-", "hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-"),
+    *("AKIA", "ASIA", "AIza", "xox", "eyJ", "://"),
+)
+"""One of them is in every shape that lies within a line; two more, whatever their case."""
+_BEGINNINGS_LOWER = ("bearer ", "authorization: ")
 # Bounded repeats and a fixed start of each name: log text may be a megabyte without a space.
 _ASSIGNED = re.compile(
     r"(?<![A-Za-z0-9_])(?P<name>[A-Za-z_][A-Za-z0-9_.-]{0,80})(?P<sign>\s{0,4}[=:]\s{0,4})"
@@ -78,7 +85,24 @@ def is_secret_name(name: str) -> bool:
 
 def redact_text(text: str) -> str:
     """The text without what has the shape of a credential, or is assigned to a name that holds one."""
-    return _ASSIGNED.sub(_hide_assigned, _SHAPES.sub(REDACTED, text))
+    return _ASSIGNED.sub(_hide_assigned, _hide_shapes(text))
+
+
+def _hide_shapes(text: str) -> str:
+    """``_SHAPES``, tried only where one can be: on megabytes of source code it takes seconds of the interpreter."""
+    if any(line in text for line in _KEY_LINES):
+        return _SHAPES.sub(REDACTED, text)  # a key of many lines, perhaps
+    if not _may_hold_a_shape(text):
+        return text
+    lines = text.split("\n")
+    return "\n".join(_SHAPES.sub(REDACTED, line) if _may_hold_a_shape(line) else line for line in lines)
+
+
+def _may_hold_a_shape(text: str) -> bool:
+    if any(beginning in text for beginning in _BEGINNINGS):
+        return True
+    lowered = text.lower()
+    return any(beginning in lowered for beginning in _BEGINNINGS_LOWER)
 
 
 def _hide_assigned(match: re.Match[str]) -> str:

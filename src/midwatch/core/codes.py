@@ -183,7 +183,11 @@ CODES: dict[str, Code] = {
         EXIT_REQUEUE,
         "Start again with enough nodes, or keep spares: --nnodes MIN:MAX.",
     ),
-    "SV115": Code("node unknown", EXIT_USAGE, "`midwatch node list` shows the nodes that this run knows."),
+    "SV115": Code(
+        "node unknown",
+        EXIT_USAGE,
+        "`midwatch status RUN --json` names the nodes of a live run, `midwatch node list RUN` what is held against whom.",
+    ),
     "SV116": Code(
         "ended so that the outside launcher starts again",
         EXIT_REQUEUE,

@@ -28,11 +28,12 @@ from midwatch.guards.breaker_messages import (
     judged,
 )
 from midwatch.guards.finding import TIERS, Finding, Kind, Sample, Tier, Verdict, worst
-from midwatch.guards.guards import Guards
+from midwatch.guards.guards import START_STEPS, Guards
 from midwatch.guards.replicas import Vote, vote
 from midwatch.guards.schedule import Schedule
 
 __all__ = [
+    "START_STEPS",
     "TIERS",
     "Act",
     "Breaker",

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from midwatch.guards.episode import Episode
 from midwatch.guards.finding import Finding
-from midwatch.guards.trend import Trend
+from midwatch.guards.trend import Trend, unlog
 
 SEEN_SHARE: Final = 0.25
 REPEATED_SHARE: Final = 0.10
@@ -82,7 +82,7 @@ class BatchGuard:
 
     def _shifted(self, step: int, bits: float, z: float) -> Finding:
         expected, width = self._entropy.expect(), SHIFT_Z * self._entropy.scale
-        low, high = math.exp(expected - width), math.exp(expected + width)
+        low, high = unlog(expected - width), unlog(expected + width)
         return Finding(
             step=step,
             kind="data_changed",

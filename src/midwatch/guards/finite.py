@@ -49,7 +49,13 @@ class FiniteGuard:
             self._scale = scale
 
     def _first(self, sample: Sample, *, is_past_start: bool) -> Finding | None:
-        bad = [name for name in ("loss", "grad_norm", "param_norm") if _is_bad(getattr(sample, name))]
+        bad: list[str] = []
+        if _is_bad(sample.loss):
+            bad.append("loss")
+        if _is_bad(sample.grad_norm):
+            bad.append("grad_norm")
+        if _is_bad(sample.param_norm):
+            bad.append("param_norm")
         losses, norms = _bad_ranks(sample.rank_losses), _bad_ranks(sample.rank_norms)
         if bad or losses or norms:
             # An overflow that a dynamic loss scale leaves out shows in gradients, not in the loss.

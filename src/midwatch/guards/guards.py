@@ -34,9 +34,10 @@ from midwatch.guards.start import TEST_STEP, StartGuard
 from midwatch.guards.updates import UpdateGuard
 
 START_STEPS: Final = 200
+"""Statistical rules are armed at this step and with this many values: every early false alarm that was measured fell
+before step 200."""
 AFTER_WARMUP: Final = 128
-"""Statistical rules are armed after this many steps, and this many after the warm-up: every early false alarm that was
-measured fell before step 200."""
+"""And so many steps after the warm-up."""
 
 STATE_VERSION: Final = 1
 

@@ -6,6 +6,7 @@ import math
 from typing import Any, Final
 
 from midwatch.guards.finding import Finding
+from midwatch.guards.trend import unlog
 from midwatch.guards.window import RollingMedian
 
 WINDOW: Final = 64
@@ -65,7 +66,7 @@ class LevelGuard:
         self._risen_for = 0
 
     def _finding(self, step: int, level: float, best: float, limit: float, *, is_trip: bool = False) -> Finding:
-        now, was = math.exp(level), math.exp(best)
+        now, was = unlog(level), unlog(best)
         text = f"the loss has risen to {now:.4g} (median of {WINDOW}); its best was {was:.4g}"
         return Finding(
             step=step,
@@ -73,7 +74,7 @@ class LevelGuard:
             tier="trip" if is_trip else "incident",
             metric="loss",
             value=now,
-            high=math.exp(best + limit),
+            high=unlog(best + limit),
             z=(level - best) / limit * ERRORS,
             text=text + (f", and has stayed up for {self._risen_for} values" if is_trip else ""),
         )

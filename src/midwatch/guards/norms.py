@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from midwatch.guards.episode import Episode
 from midwatch.guards.finding import Finding
-from midwatch.guards.trend import Trend
+from midwatch.guards.trend import Trend, unlog
 
 NORM_FLOOR: Final = 0.03
 """Of the log norm."""
@@ -23,6 +23,7 @@ TOGETHER: Final = 5
 CLIMB_STEPS: Final = 3
 CLIMB_RATIO: Final = 2.0
 """A norm that doubles three steps in a row, beyond all that it lately was. Needs no trend and no long history."""
+LOG_RATIO: Final = math.log(CLIMB_RATIO)
 RECENT: Final = 32
 QUIET_AFTER: Final = 50
 
@@ -57,17 +58,16 @@ class NormGuard:
         return found
 
     def _is_climbing(self) -> bool:
-        values = list(self._recent)
-        if len(values) < CLIMB_STEPS + 1 or values[-1] < max(values):
+        recent = self._recent
+        if len(recent) <= CLIMB_STEPS or recent[-1] - recent[-2] < LOG_RATIO or recent[-1] < max(recent):
             return False
-        last = values[-CLIMB_STEPS - 1 :]
-        return all(b - a >= math.log(CLIMB_RATIO) for a, b in pairwise(last))
+        return all(b - a >= LOG_RATIO for a, b in pairwise(list(recent)[-CLIMB_STEPS - 1 :]))
 
     def _climbed(self, step: int, norm: float) -> Finding:
-        values = [math.exp(value) for value in list(self._recent)[-CLIMB_STEPS - 1 :]]
+        values = [unlog(value) for value in list(self._recent)[-CLIMB_STEPS - 1 :]]
         course = ", ".join(f"{value:.3g}" for value in values)
         text = f"the gradient norm at least doubles step after step ({course}): the loss may follow"
-        high = math.exp(max(list(self._recent)[:-CLIMB_STEPS])) * CLIMB_RATIO
+        high = unlog(max(list(self._recent)[:-CLIMB_STEPS])) * CLIMB_RATIO
         return Finding(step=step, kind="grad_climb", tier="note", metric="grad_norm", value=norm, high=high, text=text)
 
     def _together(self, step: int, norm: float, z: float) -> list[Finding]:
@@ -77,7 +77,7 @@ class NormGuard:
         if not self._spike.is_news("incident" if is_confirmed else "note"):
             return []
         middle, width = self._trend.expect(), OUTLIER_Z * self._trend.scale
-        low, high = math.exp(middle - width), math.exp(middle + width)
+        low, high = unlog(middle - width), unlog(middle + width)
         text = f"gradient norm {norm:.4g} instead of {low:.4g} to {high:.4g}, three of five steps (z {z:.1f})"
         return [
             Finding(

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from midwatch.guards.finding import Finding
+from midwatch.guards.trend import TO_SIGMA, unlog
 from midwatch.guards.window import RollingMedian, middle
 
 BASELINE: Final = 128
@@ -22,7 +23,6 @@ MIN_SHIFT: Final = 0.02
 MOST: Final = 6.0
 """A single distance counts for no more scales than this: one odd batch does not make a rank odd."""
 FLOOR: Final = 0.004
-TO_SIGMA: Final = 1.4826
 SCALE_WINDOW: Final = 256
 
 
@@ -87,7 +87,7 @@ class RankGuard:
         if abs(z) <= LIMIT_Z or abs(shift) <= MIN_SHIFT or one.is_told:
             return None
         one.is_told = True
-        share = math.expm1(shift)
+        share = unlog(shift) - 1
         return Finding(
             step=step,
             kind="rank_apart",

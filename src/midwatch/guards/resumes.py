@@ -12,7 +12,7 @@ import math
 from typing import Any, Final
 
 from midwatch.guards.finding import Finding
-from midwatch.guards.trend import Trend
+from midwatch.guards.trend import Trend, unlog
 
 STEPS: Final = 20
 LIMIT: Final = 1.8
@@ -42,7 +42,7 @@ class ResumeTest:
         self._scores.append(min(MOST, max(-MOST, score)))
         if len(self._scores) < STEPS:
             return None
-        expected, mean = math.exp(sum(self._expected) / STEPS), sum(self._scores) / STEPS
+        expected, mean = unlog(sum(self._expected) / STEPS), sum(self._scores) / STEPS
         self._expected = []
         if mean <= LIMIT:
             return None
@@ -51,8 +51,8 @@ class ResumeTest:
             kind="resume_shift",
             tier="incident",
             metric="loss",
-            value=expected * math.exp(mean * self._scale),
-            high=expected * math.exp(LIMIT * self._scale),
+            value=expected * unlog(mean * self._scale),
+            high=expected * unlog(LIMIT * self._scale),
             z=mean,
             text=f"the first {STEPS} losses after the resume lie {mean:.1f} scales above the trend before it "
             f"(above {LIMIT} is no chance): is the state that of the step?",

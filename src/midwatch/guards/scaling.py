@@ -32,7 +32,7 @@ class ScaleGuard:
         while self._changes and step - self._changes[0][0] >= WITHIN_STEPS:
             self._changes.popleft()
         if last is not None and scale != last and is_past_start:
-            self._changes.append((step, round(math.log2(scale / last))))
+            self._changes.append((step, round(math.log2(scale) - math.log2(last))))
         halvings = -sum(change for _, change in self._changes if change < 0)
         doublings = sum(change for _, change in self._changes if change > 0)
         self.is_outlier = halvings >= LIMIT or doublings >= LIMIT

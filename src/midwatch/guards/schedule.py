@@ -71,7 +71,7 @@ class ScheduleGuard:
         return finding if finding is not None and self._episode.is_news("incident") else None
 
     def _learn(self, rates: tuple[float, ...]) -> None:
-        if len(self._ratios) != len(rates) and rates and rates[0] > 0:
+        if len(self._ratios) != len(rates) and rates and rates[0] > 0 and all(map(math.isfinite, rates)):
             self._ratios = [rate / rates[0] for rate in rates]
 
     def _off_plan(self, step: int, rates: tuple[float, ...]) -> Finding | None:

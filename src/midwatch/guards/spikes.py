@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from midwatch.guards.episode import Episode
 from midwatch.guards.finding import Finding, Tier
-from midwatch.guards.trend import OUTLIER_Z, Trend
+from midwatch.guards.trend import OUTLIER_Z, Trend, unlog
 
 LOSS_FLOOR: Final = 0.004
 """Of the log loss: losses printed in bf16 take so few values that half of them can be equal."""
@@ -68,8 +68,8 @@ class SpikeGuard:
         self.is_outlier = is_past_start and len(self._recent) > 1 and value > limit
         if not self.is_outlier or not self._up.is_news("note"):
             return None
-        text = f"loss {loss:.4g} right after {math.exp(self._recent[-1]):.4g}, and too little is known for a trend"
-        return self._finding(step, "note", loss, None, text=text, high=math.exp(limit))
+        text = f"loss {loss:.4g} right after {unlog(self._recent[-1]):.4g}, and too little is known for a trend"
+        return self._finding(step, "note", loss, None, text=text, high=unlog(limit))
 
     def _armed(self, step: int, loss: float, z: float) -> Finding | None:
         self._scores.append(z)
@@ -114,7 +114,7 @@ class SpikeGuard:
 
     def _band(self) -> tuple[float, float]:
         middle, width = self.trend.expect(), self._outlier * self.trend.scale
-        return math.exp(middle - width), math.exp(middle + width)
+        return unlog(middle - width), unlog(middle + width)
 
     @staticmethod
     def _finding(

@@ -7,6 +7,7 @@ deviation are kept. It looks back only, and costs a few microseconds a value.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import deque
 from typing import Any, Final
@@ -22,8 +23,15 @@ training is for, and the trend must keep up with them."""
 
 OUTLIER_Z: Final = 6.0
 
+MAX_LOG: Final = 709.0
+
 REFIT_EVERY: Final = 8
 """Values between two looks at the scale: of 128 values few change meanwhile, and the look is what costs."""
+
+
+def unlog(value: float) -> float:
+    """The exponential; infinity where that is out of range, as at the end of a band around a loss of 1e300."""
+    return math.exp(value) if value < MAX_LOG else math.inf
 
 
 class Trend:
@@ -121,12 +129,8 @@ class Trend:
     def _fit(self) -> None:
         old, edge = middle(self._old), self._edge
         slope = (middle(self._new) - old) / (len(self._values) - edge)
-        at = old - slope * (edge - 1) / 2
-        distances: list[float] = []
-        for value in self._values:
-            distances.append(abs(value - at))
-            at += slope
-        distances.sort()
+        begin = old - slope * (edge - 1) / 2
+        distances = sorted([abs(value - begin - slope * at) for at, value in enumerate(self._values)])
         self.scale = max(self._floor, TO_SIGMA * middle(distances))
         self._since_fit = 0
 

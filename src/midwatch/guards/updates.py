@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from midwatch.guards.episode import Episode
 from midwatch.guards.finding import Finding, Tier
-from midwatch.guards.trend import Trend
+from midwatch.guards.trend import Trend, unlog
 
 UPDATE_FLOOR: Final = 0.05
 """Of the log ratio."""
@@ -53,17 +53,16 @@ class UpdateGuard:
         z = self._updates.score(value) if is_past_start else None
         finding = self._large(step, ratio)
         if z is not None and z > UPDATE_Z and self._jump.is_news(self._tier(step)):
-            usual = math.exp(self._updates.expect())
             finding = Finding(
                 step=step,
                 kind="update_jump",
                 tier=self._tier(step),
                 metric="update_ratio",
                 value=ratio,
-                high=math.exp(self._updates.expect() + UPDATE_Z * self._updates.scale),
+                high=unlog(self._updates.expect() + UPDATE_Z * self._updates.scale),
                 z=z,
-                text=f"the update is {ratio / usual:.2g} times as large as usual (ratio {ratio:.3g}, z {z:.1f})"
-                + self._after_resume(step),
+                text=f"the update is {unlog(value - self._updates.expect()):.2g} times as large as usual "
+                f"(ratio {ratio:.3g}, z {z:.1f})" + self._after_resume(step),
             )
         self._updates.learn(value, z)
         return finding
@@ -96,11 +95,11 @@ class UpdateGuard:
                 tier=self._tier(step),
                 metric="param_norm",
                 value=norm,
-                low=math.exp(expected - width),
-                high=math.exp(expected + width),
+                low=unlog(expected - width),
+                high=unlog(expected + width),
                 z=z,
-                text=f"the norm of the weights is {norm:.5g} instead of {math.exp(expected):.5g}: "
-                "weights of another step?" + self._after_resume(step),
+                text=f"the norm of the weights is {norm:.5g} instead of {unlog(expected):.5g}"
+                f"{self._after_resume(step)}: weights of another step?",
             )
         self._norms.learn(value, z)
         return finding

@@ -1,4 +1,4 @@
-"""``python -m midwatch.probes NAME RUN_DIR``: one probe, its answer as one JSON line."""
+"""``python -m midwatch.probes NAME FOLDER``: one probe, its answer as one JSON line."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from midwatch.probes.checks import CHECKS
+from midwatch.probes.checks import CHECKS, OF_PLACES
 
 
 def main() -> None:
     name, run_dir = sys.argv[1:3]
-    print(msgspec.json.encode(CHECKS[name](Path(run_dir))).decode())
+    print(msgspec.json.encode({**CHECKS, **OF_PLACES}[name](Path(run_dir))).decode())
 
 
 if __name__ == "__main__":

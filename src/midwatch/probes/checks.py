@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import psutil
 
 from midwatch.probes.answers import Answer, Status
@@ -90,6 +91,13 @@ def storage(run_dir: Path) -> Answer:
     return Answer(probe="storage", status=status, text=f"a durable write took {took_s:.3f} s")
 
 
+def checkpoints(place: Path) -> Answer:
+    """The same where checkpoints lie, if that is elsewhere: what cannot save is not well."""
+    if not place.is_dir():
+        return Answer(probe="checkpoints", status="unknown", text=f"{place} is not there", is_blind=True)
+    return msgspec.structs.replace(storage(place), probe="checkpoints")
+
+
 def memory(run_dir: Path) -> Answer:
     """Memory that a new rank could have."""
     del run_dir
@@ -158,3 +166,6 @@ CHECKS: Final[dict[str, Callable[[Path], Answer]]] = {
     "clock": clock,
     "network": network,
 }
+
+OF_PLACES: Final[dict[str, Callable[[Path], Answer]]] = {"checkpoints": checkpoints}
+"""Asked of folders beside the run folder."""

@@ -32,14 +32,16 @@ async def run_probes(
     cap_s: float,
     names: Sequence[str] = tuple(CHECKS),
     plugins: Sequence[str] = (),
+    places: Sequence[Path] = (),
     helpers: set[int] | None = None,
 ) -> list[Answer]:
-    """The answers, in the order of ``names``, then of ``plugins``.
+    """The answers, in the order of ``names``, then of ``places``, then of ``plugins``.
 
     Args:
         run_dir: Of the run.
         cap_s: For each probe; they run side by side.
         names: Which of ours.
+        places: Folders with checkpoints that lie elsewhere.
         plugins: Executables of the site; each is given the run folder.
         helpers: Pids of the probes are kept in here while they run, for whoever must not kill them.
 
@@ -47,8 +49,9 @@ async def run_probes(
     """
     running = set[int]() if helpers is None else helpers
     ours = (_ask_ours(name, run_dir, cap_s, running) for name in names)
+    elsewhere = (_ask_ours("checkpoints", place, cap_s, running) for place in places)
     theirs = (_ask_plugin(path, run_dir, cap_s, running) for path in plugins)
-    return list(await asyncio.gather(*ours, *theirs))
+    return list(await asyncio.gather(*ours, *elsewhere, *theirs))
 
 
 async def _ask_ours(name: str, run_dir: Path, cap_s: float, running: set[int]) -> Answer:

@@ -48,5 +48,8 @@ def _take(fd: int, path: Path, wait_s: float) -> None:
             if time.monotonic() > end:
                 raise StorageError("ST103", f"{path} is locked for more than {wait_s:g} s", path=str(path)) from None
             time.sleep(_PAUSE_S)
+        except OSError as error:
+            # A mount without locks: two writers at once would lose what one of them wrote.
+            raise StorageError("ST103", f"cannot lock {path}: {error.strerror}", path=str(path)) from error
         else:
             return

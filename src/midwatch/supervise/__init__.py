@@ -19,8 +19,12 @@ __all__ = [
     "Result",
     "SuspicionLedger",
     "attempts_with_logs",
+    "check_between_runs",
     "fetch_status",
     "first_lines",
+    "hold_between_runs",
+    "is_stamped",
+    "isolate_rules",
     "launch",
     "log_files",
     "note_between_runs",
@@ -32,11 +36,13 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from midwatch.supervise.between_runs import note_between_runs
+    from midwatch.supervise.between_runs import check_between_runs, note_between_runs
     from midwatch.supervise.ending import Result
+    from midwatch.supervise.failover import is_stamped
     from midwatch.supervise.folding import Fold
+    from midwatch.supervise.held_between import hold_between_runs
     from midwatch.supervise.joining import fetch_status, send_wish
-    from midwatch.supervise.launcher import launch
+    from midwatch.supervise.kept_rules import isolate_rules
     from midwatch.supervise.loglines import (
         LogFile,
         LogReader,
@@ -47,6 +53,7 @@ if TYPE_CHECKING:
         rank_ranges,
     )
     from midwatch.supervise.prepare import LaunchRequest, Plan, plan, planned_environments
+    from midwatch.supervise.seating import launch
     from midwatch.supervise.suspicion import Machine, SuspicionLedger
     from midwatch.supervise.wire import PersonAsks
 
@@ -61,9 +68,13 @@ _HOMES = {
     "Result": "midwatch.supervise.ending",
     "SuspicionLedger": "midwatch.supervise.suspicion",
     "attempts_with_logs": "midwatch.supervise.loglines",
+    "check_between_runs": "midwatch.supervise.between_runs",
     "fetch_status": "midwatch.supervise.joining",
     "first_lines": "midwatch.supervise.loglines",
-    "launch": "midwatch.supervise.launcher",
+    "hold_between_runs": "midwatch.supervise.held_between",
+    "is_stamped": "midwatch.supervise.failover",
+    "isolate_rules": "midwatch.supervise.kept_rules",
+    "launch": "midwatch.supervise.seating",
     "log_files": "midwatch.supervise.loglines",
     "note_between_runs": "midwatch.supervise.between_runs",
     "parse_ranks": "midwatch.supervise.loglines",

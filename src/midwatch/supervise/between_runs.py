@@ -1,8 +1,9 @@
-"""What a person says about a machine while no run is live: into the list of suspicions, and to the scheduler."""
+"""What a person says about a machine that no live run has: into the list of suspicions, and to the scheduler."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Final, Literal
 
@@ -12,52 +13,79 @@ from midwatch.core import SYSTEM_CLOCK, SuperviseError
 from midwatch.supervise.isolating import REQUESTS, WANTED_S
 from midwatch.supervise.suspicion import Reason, SuspicionLedger
 
+NO_RUN: Final = "no run is live"
 _SHORT: Final = {"isolate": "drained", "release": "in service"}
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,255}")
+"""One machine, by whatever name: it goes into the scheduler's command line and into ``--exclude`` lists."""
 
 
 def note_between_runs(
-    run_dir: Path, config: IsolateConfig, wish: Literal["isolate", "release"], node: str, reason: str
+    run_dir: Path,
+    config: IsolateConfig,
+    wish: Literal["isolate", "release"],
+    node: str,
+    reason: str,
+    *,
+    where: str = NO_RUN,
 ) -> str:
     """Do it, and say in one sentence what was done.
 
     Args:
         run_dir: Whose list it is, unless the configuration names another.
-        config: Of this command.
+        config: Of the run, or of this command.
         wish: What to do.
         node: By the name it had in a run, its host name, or the scheduler's name.
         reason: The person's.
+        where: Begins the sentence: why no run was asked.
 
     Raises:
-        SuperviseError: SV115 nothing is held against such a machine, so it cannot be released. StorageError: ST102,
-            ST103, ST104 the list cannot be used.
+        SuperviseError: SV115 nothing is held against such a machine, so it cannot be released; or no machine can have
+            that name. StorageError: ST102, ST103, ST104 the list cannot be used.
 
     Blocking: for the scheduler, twice its deadline at most.
     """
+    keys = check_between_runs(run_dir, config, wish, node)
     ledger, now_s = SuspicionLedger.of(run_dir, config), SYSTEM_CLOCK.wall_ns() / 1e9
-    key = ledger.find(node)
-    entry = Reason(at_s=now_s, text=reason if wish == "isolate" else f"released: {reason}")
+    known = ledger.machines()
+    target = next((known[key].scheduler_node for key in keys if known[key].scheduler_node), "")
+    outbox = Outbox(run_dir / "supervisor" / REQUESTS)
+    # What an earlier run still wants of this machine must not come true after this.
+    for name in sorted({target, node} - {""}):
+        outbox.drop(name)
     if wish == "isolate":
-        target = ledger.exclude(key or node, node, entry).scheduler_node or node
-    elif key is None:
-        raise SuperviseError("SV115", f"nothing is held against {node!r}")
+        for key in keys or [node]:
+            ledger.exclude(key, known[key].name if key in known else node, Reason(at_s=now_s, text=reason))
+        target = target or node
+        done = "left out of the next run" + ("" if keys else " (no machine of that name was on this list before)")
     else:
-        target = ledger.machines()[key].scheduler_node
-        ledger.release(key, entry)
-    done = "left out of the next run" if wish == "isolate" else "let in again"
+        for key in keys:
+            ledger.release(key, Reason(at_s=now_s, text=f"released: {reason}"))
+        done = "let in again"
     if wish == "isolate" and config.drain != "do":
-        return f"no run is live; node {node} is {done}"
+        return f"{where}; node {node} is {done}"
     driver = driver_for(is_slurm=bool(target), slurm_conf=slurm_conf())
-    reply = _ask(driver, run_dir, wish, target, f"midwatch: {reason}", now_s)
-    return f"no run is live; node {node} is {done}{_what_came(driver, wish, reply)}"
+    reply = _ask(driver, outbox, wish, target, f"midwatch: {reason}", now_s)
+    return f"{where}; node {node} is {done}{_what_came(driver, wish, reply)}"
+
+
+def check_between_runs(
+    run_dir: Path, config: IsolateConfig, wish: Literal["isolate", "release"], node: str
+) -> list[str]:
+    """The keys of the machine that is meant. Raises what ``note_between_runs`` would, and changes nothing."""
+    if not _NAME.fullmatch(node):
+        raise SuperviseError("SV115", f"{node[:40]!r} is not the name of one machine")
+    keys = SuspicionLedger.of(run_dir, config).matching(node)
+    if wish == "release" and not keys:
+        raise SuperviseError("SV115", f"nothing is held against {node!r}")
+    return keys
 
 
 def _ask(
-    driver: Driver, run_dir: Path, wish: Literal["isolate", "release"], target: str, reason: str, now_s: float
+    driver: Driver, outbox: Outbox, wish: Literal["isolate", "release"], target: str, reason: str, now_s: float
 ) -> Reply:
     reply = asyncio.run(driver.isolate(target, reason) if wish == "isolate" else driver.release(target))
     if reply.status == "silent":
-        request = Request(verb=wish, node=target, reason=reason, until_s=now_s + WANTED_S)
-        Outbox(run_dir / "supervisor" / REQUESTS).put(request)
+        outbox.put(Request(verb=wish, node=target, reason=reason, until_s=now_s + WANTED_S))
     return reply
 
 

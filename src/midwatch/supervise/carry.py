@@ -16,12 +16,12 @@ from midwatch.checkpoint.format import committed_names, mark_suspect
 from midwatch.core import StorageError, attempt_name, parse_checkpoint_name
 from midwatch.faults.types import Evidence, Verdict
 from midwatch.storage import Fence, as_storage_error, claim_attempt, newest_attempt
-from midwatch.supervise.bundle import write_bundle
+from midwatch.supervise.attention import Attention
+from midwatch.supervise.bundling import Bundles
 from midwatch.supervise.chat import Console
 from midwatch.supervise.gathering import Gathering
 from midwatch.supervise.isolating import Isolation
 from midwatch.supervise.late import completed
-from midwatch.supervise.loglines import log_files
 from midwatch.supervise.members import Members
 from midwatch.supervise.messages import (
     AllowTraining,
@@ -90,6 +90,7 @@ class Carrier:
 
     @property
     def epoch(self) -> int:
+        self._bundles = Bundles(self._run_dir, self.say)
         """The attempt whose claim we hold."""
         return self._epoch
 
@@ -164,7 +165,9 @@ class Carrier:
     async def settle(self, timeout_s: float) -> None:
         """Let what was begun come to an end: bundles written, last orders fetched; at most ``timeout_s``."""
         if self._writing:
-            await asyncio.wait(self._writing, timeout=timeout_s)
+            _, unwritten = await asyncio.wait(self._writing, timeout=timeout_s)
+            if unwritten:
+                self.say("the last incident is not written down completely: its storage does not answer", "error")
         await self.isolation.settle(_SCHEDULER_S)
         end = asyncio.get_running_loop().time() + timeout_s
         while any(m.has_orders for m in self._members.live) and asyncio.get_running_loop().time() < end:
@@ -186,6 +189,7 @@ class Carrier:
             member = self._members.at(placement.node)
             if member is None or host is None:
                 continue
+        self._bundles.end()
             member.order(
                 StartRanks(
                     attempt=launch.attempt,
@@ -252,9 +256,8 @@ class Carrier:
         if written.verdict.causal_nodes:
             self._writing.add(blaming := asyncio.create_task(self.isolation.suspect(written.verdict)))
             blaming.add_done_callback(self._writing.discard)
-        folder = self._run_dir / "incidents" / written.verdict.incident
         remarks = dict(self.gathering.remarks) if self.gathering else {}
-        task = asyncio.create_task(self._write_bundle(folder, written, remarks))
+        task = asyncio.create_task(self._bundles.write(written, remarks, self._story(written.cause)))
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
         if self.gathering is not None and self.gathering.asked.is_quick:
@@ -262,7 +265,7 @@ class Carrier:
             answer: asyncio.Future[Evidence] = asyncio.get_running_loop().create_future()
             late = Gathering(self.gathering.asked, self._members.live, 0.0, answer.set_result, is_late=True)
             late.late, self.gathering.late = self.gathering.open_late(), late
-            self._writing.add(rest := asyncio.create_task(self._complete(task, folder, written, answer, remarks)))
+            self._writing.add(rest := asyncio.create_task(self._complete(task, written, answer, remarks)))
             rest.add_done_callback(self._writing.discard)
 
     async def _complete(
@@ -278,16 +281,7 @@ class Carrier:
         await first
         if evidence.ranks:
             written = msgspec.structs.replace(written, evidence=completed(written.evidence, evidence))
-            await self._write_bundle(folder, written, remarks)
-
-    async def _write_bundle(self, folder: Path, written: WriteVerdict, remarks: dict[str, tuple[str, ...]]) -> None:
-        # Behind the restart, in a thread: shared storage may be slow exactly when something is wrong.
-        story = self._story(written.cause)
-        try:
-            logs = await asyncio.to_thread(log_files, self._run_dir, written.attempt)
-            await asyncio.to_thread(write_bundle, folder, written.verdict, written.evidence, remarks, story, logs)
-        except (OSError, StorageError) as error:
-            self.say(f"incident {written.verdict.incident} could not be written down: {error}", "error")
+            await self._bundles.write(written, remarks, self._story(written.cause))
 
     def _finish(self, finish: Finish) -> None:
         self.finish = finish

@@ -21,14 +21,13 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from midwatch.audit import read_ledger
 from midwatch.cluster import Topology
-from midwatch.core import FencedError, MidwatchError, StorageError, boot_id
+from midwatch.core import SYSTEM_CLOCK, FencedError, MidwatchError, StorageError, boot_id
 from midwatch.faults.types import Evidence
 from midwatch.storage import write_json_atomic
 from midwatch.supervise.carry import Carrier
 from midwatch.supervise.chat import Console, open_stdin, read_lines
-from midwatch.supervise.decide import InvalidTransition, RunFacts, Supervisor
+from midwatch.supervise.decide import RunFacts, Supervisor
 from midwatch.supervise.door import Door
 from midwatch.supervise.failover import disown, read_holder
 from midwatch.supervise.gathering import Gathering
@@ -40,6 +39,7 @@ from midwatch.supervise.messages import (
     Finish,
     LaunchAttempt,
     LaunchFailed,
+    Instruction,
     NodeLost,
     NodesProbed,
     ProbeResult,
@@ -50,6 +50,7 @@ from midwatch.supervise.probing import ProbeRound
 from midwatch.supervise.service import Service
 from midwatch.supervise.specs import CoordinatorSpec
 from midwatch.supervise.tls import server_context
+from midwatch.supervise.recall import last_host, ledger_of, recall
 from midwatch.supervise.wire import Endpoint
 
 TICK_S: Final = 1.0
@@ -68,11 +69,20 @@ class Coordinator:
         self._port = port
         self._console = console
         self.session = secrets.token_hex(8)
-        self.members = Members(spec.nnodes, spec.command_hash, boot_id(), most_nodes=spec.rules.max_nodes)
-        if spec.takes_over:
-            disown(Path(spec.carry.run_dir) / "ledger" / "coordinator.jsonl")
-        facts, is_ours = _recall(spec)
-        self._carrier = Carrier(spec.carry, self.members, console, self._answer)
+        self.attention = Attention()
+        self.members = Members(
+            spec.nnodes,
+            spec.command_hash,
+            boot_id(),
+            most_nodes=spec.rules.max_nodes,
+            is_adopted=spec.rules.is_adopted,
+        )
+        # Started again where it had moved to, it is at home.
+        self._has_moved = spec.takes_over and last_host(spec) != spec.carry.tag
+        if self._has_moved:
+            disown(ledger_of(spec))
+        facts, is_ours = recall(spec)
+        self._carrier = Carrier(spec.carry, self.members, console, self._answer, self.attention)
         self._supervisor = self._supervise(facts, is_ours=is_ours)
         self._carrier.tell_stories(lambda cause: tuple(str(chapter) for chapter in self._supervisor.story(cause)))
         self._number = itertools.count(1)
@@ -82,19 +92,19 @@ class Coordinator:
     def _supervise(self, facts: RunFacts, *, is_ours: bool) -> Supervisor:
         spec, carrier = self._spec, self._carrier
         if is_ours:
-            event = "coordinator.moved" if spec.takes_over else "coordinator.restarted"
+            event = "coordinator.moved" if self._has_moved else "coordinator.restarted"
             data = {"attempt": facts.attempt, "pid": os.getpid(), "tag": spec.carry.tag, "host": socket.gethostname()}
             carrier.record(event, data=data)
-            if spec.takes_over:
+            if self._has_moved:
                 # Its monotonic clock was another machine's.
                 facts.launched_ns = time.monotonic_ns()
-            is_host_gone = spec.takes_over and not spec.is_seized
+            is_host_gone = self._has_moved and not spec.is_seized
             return Supervisor.restore(
                 spec.carry.run,
                 spec.nnodes,
                 spec.rules,
                 facts,
-                has_moved=spec.takes_over,
+                has_moved=self._has_moved,
                 is_host_gone=is_host_gone,
                 # Before its first launch it knows of no attempt, but earlier jobs may have claimed some.
                 first_attempt=max(facts.attempt, carrier.epoch) + 1,
@@ -110,7 +120,8 @@ class Coordinator:
         }
         carrier.record("run.started", data=data)
         # Budgets outlive the job: a crash loop must not begin anew with each requeue.
-        return Supervisor.restore(spec.carry.run, spec.nnodes, spec.rules, facts.carried_over(), first_attempt=first)
+        kept = facts.carried_over(time.monotonic_ns() - SYSTEM_CLOCK.wall_ns())
+        return Supervisor.restore(spec.carry.run, spec.nnodes, spec.rules, kept, first_attempt=first)
 
     # --- the mind of the service -------------------------------------------------------------------------------
 
@@ -152,7 +163,14 @@ class Coordinator:
 
     def status(self) -> dict[str, Any]:
         nodes = [
-            {"node": m.name, "pid": m.join.pid, "ranks": msgspec.to_builtins(m.ranks), "address": m.join.address}
+            {
+                "node": m.name,
+                "pid": m.join.pid,
+                "ranks": m.ranks,
+                "address": m.join.address,
+                "machine": m.join.machine,
+                "scheduler_node": m.join.scheduler_node,
+            }
             for m in self.members.live
         ]
         return {
@@ -181,6 +199,28 @@ class Coordinator:
             self._tick()
 
     def _look_at_seat(self) -> None:
+            raise
+        for instruction in instructions:
+            if not self._carry_out(instruction):
+                return
+
+    def _carry_out(self, instruction: Instruction) -> bool:
+        """False when nothing more is ours to do."""
+        try:
+            self._carrier.carry_out(instruction)
+        except FencedError as error:
+            self._give_way(error)
+            return False
+        except (OSError, MidwatchError) as error:
+            # What comes behind it must not be lost with it: agents wait for their orders.
+            _log.exception("%s was not carried out", instruction)
+            self._carrier.say(f"{type(instruction).__name__} was not carried out: {error}", "error")
+        if isinstance(instruction, Finish):
+            self.over.set()
+        elif isinstance(instruction, LaunchAttempt):
+            # Behind the orders: nobody starts later because a file is written.
+            asyncio.get_running_loop().call_soon(self.publish)
+        return True
         """We stood still, and another node may have taken over: then not one more line into its ledger."""
         holder = read_holder(Path(self._spec.carry.run_dir) / "supervisor")
         if holder.get("tag", self._spec.carry.tag) != self._spec.carry.tag:
@@ -286,18 +326,6 @@ class Coordinator:
             _log.exception("could not keep the dump")
 
 
-def _recall(spec: CoordinatorSpec) -> tuple[RunFacts, bool]:
-    """What earlier coordinators of this run knew, and whether the last of them was one of this same invocation."""
-    path = Path(spec.carry.run_dir) / "ledger" / "coordinator.jsonl"
-    if not path.exists():
-        return RunFacts(), False
-    lines = list(read_ledger(path))
-    # Whoever takes a run over goes by its own tag from then on.
-    starts = [line for line in lines if line.event in ("run.started", "coordinator.moved")]
-    is_ours = bool(starts) and (starts[-1].data.get("tag") == spec.carry.tag or spec.takes_over)
-    return RunFacts.from_lines(lines), is_ours
-
-
 async def _serve() -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
@@ -330,13 +358,29 @@ async def _serve() -> int:
     return 0
 
 
-async def _ask_topology() -> Topology:
-    """Which nodes hang together, if the scheduler knows; what it says is of use, not needed."""
-    try:
-        return await scheduler().topology()
-    except MidwatchError as error:
-        _log.warning("the scheduler's topology is not used: %s", error.message)
-        return ()
+def _die_with(task: asyncio.Task[None]) -> None:
+    """Without its clock or its ears this process would only look alive; the launcher starts another one."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("the coordinator breaks off", exc_info=error)
+        os._exit(70)
+
+
+async def _ask_topology(coordinator: Coordinator) -> None:
+    """Which nodes hang together, if the scheduler knows. It may be slow or down when we start, and nobody waits for it:
+    before the first fault the answer is not needed.
+    """
+    for pause_s in (*_ASK_AGAIN_S, None):
+        try:
+            topology = await scheduler().topology()
+        except MidwatchError as error:
+            _log.warning("the scheduler's topology is not used: %s", error.message)
+            return
+        if topology is not None:
+            coordinator.learn(topology)
+            return
+        if pause_s is not None:
+            await asyncio.sleep(pause_s)
+    _log.warning("the scheduler does not tell which nodes hang together: faults are not traced to switches")
 
 
 async def _listen(lines: asyncio.StreamReader, coordinator: Coordinator) -> None:
@@ -356,3 +400,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+    for task in tasks:
+        task.add_done_callback(_die_with)
+    if not spec.rules.topology and spec.rules.max_nodes > 1:
+        tasks.append(asyncio.create_task(_ask_topology(coordinator)))

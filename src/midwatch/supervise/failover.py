@@ -120,13 +120,30 @@ def read_stamp(folder: Path) -> Stamp | None:
     return stat.st_ino, stat.st_mtime_ns
 
 
+def is_stamped(folder: Path, wait_s: float = 2.5) -> bool:
+    """A launcher stamps the seat each second: a run is live there, whether or not its coordinator answers.
+
+    Args:
+        folder: ``supervisor/`` of the run.
+        wait_s: So long without a stamp, and nobody is there.
+
+    Blocking: for ``wait_s``.
+    """
+    first, end = read_stamp(folder), time.monotonic() + wait_s
+    while first is not None and time.monotonic() < end:
+        time.sleep(0.1)
+        if read_stamp(folder) != first:
+            return True
+    return False
+
+
 def read_holder(folder: Path) -> dict[str, Any]:
     """Who wrote itself into the lock; empty when that cannot be read."""
     try:
-        holder: dict[str, Any] = json.loads((folder / _LOCK).read_text())
+        holder: Any = json.loads((folder / _LOCK).read_text())
     except (OSError, ValueError):
         return {}
-    return holder
+    return holder if isinstance(holder, dict) else {}
 
 
 def refuse_second(folder: Path) -> SuperviseError:
@@ -187,6 +204,7 @@ class Vigil:
             return None
         try:
             lock = FolderLock.take(self._folder, self._tag)
+            self.is_seized = False
             if lock is None and self._is_still(unreached_s, now):
                 lock = FolderLock.seize(self._folder, self._tag, stamp)
                 self.is_seized = lock is not None

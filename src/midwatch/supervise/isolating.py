@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -13,14 +14,18 @@ from midwatch.config import slurm_conf, slurm_node
 from midwatch.core import SYSTEM_CLOCK, MidwatchError
 from midwatch.faults import Verdict
 from midwatch.supervise.draining import Draining, Tell
+from midwatch.supervise.kept_rules import keep_rules
+from midwatch.supervise.lemons import LEMON_DAYS
 from midwatch.supervise.members import Member, Members
 from midwatch.supervise.specs import CarrySpec
-from midwatch.supervise.suspicion import LEMON_DAYS, Machine, Reason, SuspicionLedger
+from midwatch.supervise.suspicion import Machine, Reason, SuspicionLedger
+from midwatch.supervise.turns import Turns, aside
 
 REQUESTS: Final = "requests.json"
 """In ``RUN/supervisor``: what the scheduler has not been told yet."""
 WANTED_S: Final = 7 * 86400.0
 """How long a request without a quarantine time is tried: after a week the machine is another question."""
+_FRESH_S: Final = 1.0
 _log: Final = logging.getLogger("midwatch.coordinator")
 
 
@@ -32,6 +37,8 @@ def scheduler() -> Driver:
 class Isolation:
     """The coordinator's side of the suspicion ledger and of the scheduler.
 
+    A decision waits for neither: the list may lie on storage that hangs just when machines fail.
+
     Args:
         spec: Of the run: where both lists lie by default, how long a machine stays out, who is asked to drain it.
         members: To know machines by.
@@ -41,21 +48,30 @@ class Isolation:
 
     def __init__(self, spec: CarrySpec, members: Members, record: Tell, say: Callable[[str, str], None]) -> None:
         self._run = spec.run
+        self._run_dir = Path(spec.run_dir)
         self._config = spec.isolate
         self._members = members
         self._say = say
-        run_dir = Path(spec.run_dir)
-        self._ledger = SuspicionLedger.of(run_dir, spec.isolate)
+        self._turns = Turns()
+        self._read: tuple[float, dict[str, Machine]] = (-_FRESH_S, {})
+        """When the list was read last, and what it said."""
+        self._is_blind = False
+        """The list could not be read, and that was said."""
+        self._ledger = SuspicionLedger.of(self._run_dir, spec.isolate)
         self._driver = scheduler()
-        self._draining = Draining(self._driver, Outbox(run_dir / "supervisor" / REQUESTS), record, say)
+        self._outbox = Outbox(self._run_dir / "supervisor" / REQUESTS)
+        self._draining = Draining(self._driver, self._outbox, record, say)
 
     def begin(self) -> None:
         """Go on with what an earlier process of this run, or the last run here, has left; needs the event loop."""
+        keep_rules(self._run_dir, self._config)
         if self._config.drain == "do":
             self._draining.resume()
 
     async def settle(self, timeout_s: float) -> None:
-        """Let the scheduler hear what there is to say, at most for ``timeout_s``."""
+        """Let everything be written down and the scheduler hear it, at most for ``timeout_s`` each."""
+        if not await self._turns.settle(timeout_s):
+            self._say("not all that is held against machines is written down yet: its storage does not answer", "error")
         await self._draining.settle(timeout_s)
 
     async def suspect(self, verdict: Verdict) -> None:
@@ -78,50 +94,93 @@ class Isolation:
 
     def isolate(self, node: str, reason: str, incident: str, cause: str) -> None:
         """Remember it against the machine, so that the next job leaves it out, too."""
-        key = self._key(node)
+        key, entry = self._key(node), self._reason(reason, incident)
+        self._turns.take(lambda: self._isolate(node, key, entry, cause))
+
+    async def _isolate(self, node: str, key: str, entry: Reason, cause: str) -> None:
+        is_news = True
         try:
-            known = self._ledger.machines().get(key)
-            if known is not None and known.is_out(self._now_s()):
-                return  # What follows was done when it was left out first.
-            entry = self._reason(reason, incident)
-            self._ledger.exclude(key, node, entry, self._scheduler_node(node))
+            is_news = await aside(self._write_out, node, key, entry)
         except MidwatchError as error:
             self._say(f"node {node} is left out, but that cannot be written down: {error.message}", "error")
-        self._drain(node, reason, incident, cause)
+        if is_news:
+            await self._drain(node, key, entry, cause)
+
+    def _write_out(self, node: str, key: str, entry: Reason) -> bool:
+        """False for a machine that is out already: what follows was done then."""
+        known = self._ledger.machines().get(key)
+        if known is not None and known.is_out(entry.at_s):
+            return False
+        self._ledger.exclude(key, node, entry, self._scheduler_node(node))
+        return True
 
     def release(self, node: str, reason: str, cause: str) -> None:
+        """Take all of it back."""
+        key = self._key(node)
+        self._turns.take(lambda: self._release(node, key, reason, cause))
+
+    async def _release(self, node: str, key: str, reason: str, cause: str) -> None:
+        entry = self._reason(f"released: {reason}", "")
         try:
-            self._ledger.release(self._key(node), self._reason(f"released: {reason}", ""))
+            # Lost before this process knew its machine, it was noted by its name.
+            for name in dict.fromkeys((key, node)):
+                await aside(self._ledger.release, name, entry)
+            target = await aside(self._scheduler_node, node)
+            if target and self._config.drain == "do":
+                until_s = self._now_s() + WANTED_S
+                request = Request(verb="release", node=target, reason=reason, cause=cause, until_s=until_s)
+                await self._draining.ask(request)
+            elif target:
+                # Of a run with another configuration: it must not be drained by the one after next.
+                await aside(self._outbox.drop, target)
         except MidwatchError as error:
             self._say(f"node {node} is released, but that cannot be written down: {error.message}", "error")
-        target = self._scheduler_node(node)
-        if self._config.drain == "do" and target:
-            until_s = self._now_s() + WANTED_S
-            self._draining.ask(Request(verb="release", node=target, reason=reason, cause=cause, until_s=until_s))
 
     def why_out(self, member: Member) -> str:
         """Why this machine is to be left out, from this job or an earlier one; empty when it is welcome."""
+        out = [machine for machine in self._known(member) if machine.is_out(self._now_s())]
+        return (out[0].why_out or "left out earlier") if out else ""
+
+    def incidents(self, member: Member) -> int:
+        """What is held against this machine lately."""
+        return max((machine.recent(self._now_s()) for machine in self._known(member)), default=0)
+
+    def _known(self, member: Member) -> list[Machine]:
+        """What the list says of this machine; one that was lost before we knew it is listed by its name only."""
+        machines = self._machines()
+        return [machines[key] for key in (member.join.machine, member.host) if key in machines]
+
+    def _machines(self) -> dict[str, Machine]:
+        """The list, as new as a thousand nodes that join at once allow."""
+        read_at, machines = self._read
+        if time.monotonic() - read_at < _FRESH_S:
+            return machines
         try:
             machines = self._ledger.machines()
         except MidwatchError as error:
-            _log.warning("suspicions cannot be read: %s", error)
-            return ""
-        # A node that was lost before this process began is known by its name only.
-        machine = machines.get(member.join.machine) or machines.get(member.name)
-        if machine is None or not machine.is_out(self._now_s()):
-            return ""
-        return machine.why_out or "left out earlier"
+            # Rather with a doubtful machine than not at all; but somebody must know that nobody looks.
+            if not self._is_blind:
+                self._say(f"it is not known which machines are to be left out: {error.message}", "error")
+            self._is_blind, machines = True, {}
+        self._read = time.monotonic(), machines
+        return machines
 
-    def _drain(self, node: str, reason: str, incident: str, cause: str) -> None:
-        target = self._scheduler_node(node)
-        text = f"midwatch {self._run}{f' {incident}' if incident else ''}: {reason}"
+    async def _drain(self, node: str, key: str, entry: Reason, cause: str) -> None:
+        target = await self._target(node)
+        text = f"midwatch {self._run}{f' {entry.incident}' if entry.incident else ''}: {entry.text}"
         if self._config.drain == "do" and target:
             until_s = self._now_s() + (self._config.quarantine_s or WANTED_S)
-            self._draining.ask(Request(verb="isolate", node=target, reason=text, cause=cause, until_s=until_s))
+            request = Request(verb="isolate", node=target, reason=text, cause=cause, until_s=until_s)
+            await self._draining.ask(request)
         elif self._config.drain != "off":
             by_hand = self._driver.by_hand(target, text) if target else ""
-            host = self._key(node).split("/")[0]
-            self._say(f"node {node} ({host}) should be drained: {by_hand or reason}", "warning")
+            self._say(f"node {node} ({key.split('/')[0]}) should be drained: {by_hand or entry.text}", "warning")
+
+    async def _target(self, node: str) -> str:
+        try:
+            return await aside(self._scheduler_node, node)
+        except MidwatchError:
+            return ""
 
     def _key(self, node: str) -> str:
         # A lost one, too: that is when it matters most.
@@ -129,6 +188,7 @@ class Isolation:
         return (member.join.machine if member is not None else "") or node
 
     def _scheduler_node(self, node: str) -> str:
+        """May block: of a node that this process has never seen the list may know."""
         member = self._members.known(node)
         if member is not None:
             return member.join.scheduler_node

@@ -20,17 +20,15 @@ from typing import Any, Final
 import msgspec
 
 from midwatch.config import inherited_environment
-from midwatch.core import MidwatchError, SuperviseError
+from midwatch.core import MidwatchError
 from midwatch.core.codes import CODES, EXIT_INTERNAL, EXIT_REQUEUE
 from midwatch.supervise.address import route_address
 from midwatch.supervise.child import Child
 from midwatch.supervise.ending import Result, how_it_ended
-from midwatch.supervise.endpoint import read_endpoint
-from midwatch.supervise.failover import FolderLock, Vigil, refuse_second
+from midwatch.supervise.failover import FolderLock, Vigil
 from midwatch.supervise.prepare import Host, Plan, agent_task, write_rank_config
 from midwatch.supervise.presence import Presence, sweep_the_dead
 from midwatch.supervise.procs import TAG_VARIABLE, become_subreaper, children, kill_tagged, sweep_shm
-from midwatch.supervise.protocol import read_token
 from midwatch.supervise.specs import AgentSpec
 from midwatch.supervise.tee import Mode, Tee
 from midwatch.supervise.waiting import ExitWatch, wait_process
@@ -50,8 +48,6 @@ _LOOK_S: Final = 1.0
 """Between two looks whether a child stands still."""
 _STOPPED_S: Final = 3.0
 """Beyond watch.agent_timeout_s: the coordinator judges a stopped agent first, and one that wakes by then is refused."""
-_SEEK_S: Final = (0.1, 1.0)
-"""Between two looks into the run folder for the coordinator, growing: thousands of wrappers may look."""
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Slurm announces the end of a job by SIGUSR1 or SIGUSR2, whichever it was asked to (``--signal``)."""
 
@@ -376,70 +372,9 @@ class Launcher:
                     os.waitpid(pid, os.WNOHANG)
 
 
-def launch(plan: Plan, say: Say, *, tee: Mode = "0", out: int = 1) -> Result:
-    """Run the command under supervision on this node.
-
-    Raises:
-        SuperviseError: SV102 somebody else runs in this folder. StorageError: the folder cannot be used.
-
-    Blocking: until the run is over.
-    """
-    folder = plan.paths.supervisor_dir
-    seat = FolderLock.take(folder, plan.tag)
-    if seat is not None:
-        return asyncio.run(_host(plan, seat, say, tee, out))
-    if plan.request.place is not None:
-        return asyncio.run(_adopt(plan, say, tee, out))
-    if plan.request.most_nodes == 1:
-        raise refuse_second(folder)
-    return asyncio.run(_join(plan, say, tee, out))
-
-
-async def _host(plan: Plan, seat: FolderLock, say: Say, tee: Mode, out: int) -> Result:
-    host = Host(plan, seat)
-    try:
-        return await Launcher(plan, host, say, tee, out).run(host.url, host.token, host.run, plan.certificate)
-    finally:
-        host.close()
-
-
-async def _adopt(plan: Plan, say: Say, tee: Mode, out: int) -> Result:
-    """Beside many others of one host: no question is asked over the network here, which would cost each its stack.
-
-    An address left from an earlier start does no harm: the agent finds nobody there and looks again.
-    """
-    run_dir, pause_s = plan.paths.run_dir, _SEEK_S[0]
-    end = time.monotonic() + plan.request.config.restart.join_timeout_s
-    while True:
-        try:
-            endpoint, token = read_endpoint(run_dir), read_token(plan.paths.supervisor_dir / "token")
-            break
-        except MidwatchError as error:
-            if time.monotonic() > end:
-                what = f"no coordinator within {plan.request.config.restart.join_timeout_s:g} s: {error.message}"
-                raise SuperviseError("SV106", what) from error
-        await asyncio.sleep(pause_s)
-        pause_s = min(1.5 * pause_s, _SEEK_S[1])
-        # Whoever had it when we came may have been of the start before.
-        seat = FolderLock.take(plan.paths.supervisor_dir, plan.tag)
-        if seat is not None:
-            return await _host(plan, seat, say, tee, out)
-    launcher = Launcher(plan, None, say, tee, out)
-    return await launcher.run(endpoint.url, token.hex(), endpoint.run, endpoint.certificate)
-
-
 def _keep_stdin() -> int:
     """A descriptor of our own for it; -1 where there is none."""
     try:
         return os.dup(0)
     except OSError:
         return -1
-
-
-async def _join(plan: Plan, say: Say, tee: Mode, out: int) -> Result:
-    # Only a joining node talks to the coordinator by itself, so only it pays for the network stack.
-    from midwatch.supervise.joining import find_coordinator
-
-    found = await find_coordinator(plan.paths.run_dir, plan.request.config.restart.join_timeout_s)
-    say(f"joining the run hosted on {found.hostname}", "info")
-    return await Launcher(plan, None, say, tee, out).run(found.url, found.token, found.run, found.certificate)

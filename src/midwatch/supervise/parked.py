@@ -65,6 +65,7 @@ def reply(channel: socket.socket, answer: dict[str, Any]) -> None:
 def prepare(task: dict[str, Any]) -> dict[str, Any]:
     """Import; what cannot be imported alone is left to the script."""
     failed = 0
+    asked = watch_for(frozenset(task.get("places", ())))
     for name in task["modules"]:
         if name in sys.modules:
             continue
@@ -76,7 +77,12 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
     gc.freeze()  # the collector must not touch, and so copy, what all ranks share
     if thread_count() > 1:
         stop_threads_that_can()
-    return {"refused": unsafe(), "modules": len(sys.modules), "failed": failed, "memory_mb": memory_mb()}
+    return {
+        "refused": unsafe() or misled(asked),
+        "modules": len(sys.modules),
+        "failed": failed,
+        "memory_mb": memory_mb(),
+    }
 
 
 def unsafe() -> str:
@@ -93,6 +99,32 @@ def unsafe() -> str:
     if torch is not None and torch.cuda.is_initialized():
         return "an import initialized the GPU"
     return ""
+
+
+def watch_for(places: frozenset[str]) -> set[str]:
+    """Notes from here on which of these variables anybody asks for; they are not set here.
+
+    A module that takes its rank from the environment when it is imported would believe in every rank to be the first.
+    """
+    asked: set[str] = set()
+    plain: Any = type(os.environ)
+
+    class Watched(plain):
+        def __getitem__(self, key: str) -> str:
+            if key in places:
+                asked.add(key)
+            value: str = super().__getitem__(key)
+            return value
+
+    os.environ.__class__ = Watched
+    return asked
+
+
+def misled(asked: set[str]) -> str:
+    """Why ranks must not share what was imported; empty when they may."""
+    environment: Any = os.environ
+    environment.__class__ = type(environment).__base__
+    return f"an import asks for {', '.join(sorted(asked))}, which is another one for each rank" if asked else ""
 
 
 def thread_count() -> int:
@@ -164,7 +196,7 @@ def become(number: int, request: dict[str, Any], fds: list[int], channel: socket
         os.dup2(fd, place)
     for fd in {nothing, channel.detach(), *fds} - {0, 1, 2}:
         os.close(fd)
-    env: dict[str, str] = request["ranks"][number]
+    env: dict[str, str] = {**request["env"], **request["ranks"][number]}
     show_as(request["shown"], env)
     os.environ.clear()
     os.environ.update(env)

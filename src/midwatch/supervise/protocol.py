@@ -143,7 +143,7 @@ def read_token(path: Path) -> bytes:
         StorageError: ST103 missing or damaged; ST102 others than its owner can read it.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         with os.fdopen(fd) as file:
             mode = os.fstat(file.fileno()).st_mode & 0o077
             token = bytes.fromhex(file.read())

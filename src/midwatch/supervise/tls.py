@@ -12,7 +12,7 @@ import ssl
 from typing import Final
 
 from midwatch.config import SecureConfig, expand_path
-from midwatch.core import ConfigError
+from midwatch.core import ConfigError, ProtocolError
 
 _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
 
@@ -62,6 +62,13 @@ def client_context() -> ssl.SSLContext:
 
 
 def trust(context: ssl.SSLContext, certificate: str) -> None:
-    """Trust this certificate as well."""
-    if certificate:
-        context.load_verify_locations(cadata=certificate)
+    """Trust this certificate as well.
+
+    Raises:
+        ProtocolError: PR104 it is none.
+    """
+    try:
+        if certificate:
+            context.load_verify_locations(cadata=certificate)
+    except (ssl.SSLError, ValueError) as error:
+        raise ProtocolError("PR104", f"what should be the coordinator's certificate is none: {error}") from error

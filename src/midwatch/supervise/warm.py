@@ -32,7 +32,12 @@ _FORK_S: Final = 2.0
 _MOST_RANKS: Final = 100
 _ATTEMPT_ROOM: Final = " " * 12
 """The parked process's own environment holds so much room for the number of the attempt."""
-_RANK_ONLY: Final = ("RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FILE", "MIDWATCH_PULSE")
+_PLACES: Final = (
+    *("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE"),
+    "MIDWATCH_PULSE",
+)
+"""Of one rank in one attempt: the parked process has none of them, and nothing that it imports may ask for them."""
 
 
 class PythonCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +154,7 @@ class Parked:
         """
         assert self._command is not None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        base = {name: value for name, value in env.items() if name not in _RANK_ONLY}
+        base = {name: value for name, value in env.items() if name not in _PLACES}
         base[ATTEMPT_VARIABLE] = _ATTEMPT_ROOM
         # The last argument only makes room for the ranks' own command line.
         room = "." * max(1, sum(len(word.encode()) + 1 for word in self._shown))
@@ -175,7 +180,7 @@ class Parked:
         self._channel = ours
         self._due = time.monotonic() + _PREPARE_S
         with contextlib.suppress(OSError):
-            ours.send(json.dumps({"modules": list(modules)}).encode())
+            ours.send(json.dumps({"modules": list(modules), "places": _PLACES}).encode())
         ours.setblocking(False)
 
     def look(self) -> None:
@@ -207,8 +212,11 @@ class Parked:
         self.look()
         if not self.is_ready or self._channel is None or self._command is None or len(envs) > _MOST_RANKS:
             return []
+        # What they share travels once: a message holds some 200 kB, and the environment of a site may be large.
+        shared = dict(set(envs[0].items()).intersection(*(env.items() for env in envs)))
         request = {
-            "ranks": [dict(env) for env in envs],
+            "env": shared,
+            "ranks": [{name: value for name, value in env.items() if name not in shared} for env in envs],
             "shown": self._shown,
             "cwd": str(Path.cwd()),
             "kind": self._command.kind,

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from midwatch.storage import read_regular
 from midwatch.supervise.procs import read_stat
 
 _TORCH_TOO: Final = (
@@ -28,7 +29,7 @@ def noted_modules(run_dir: Path, node: str) -> list[str]:
     """What the library noted on this node at its first step; empty when it did not."""
     noted = run_dir / "supervisor" / f"imports-{node}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return [name for name in json.loads(noted.read_bytes())["modules"] if isinstance(name, str)]
+        return [name for name in json.loads(read_regular(noted))["modules"] if isinstance(name, str)]
     return []
 
 

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from midwatch.guards import Finding, Kind
+from midwatch.guards import START_STEPS, Finding, Kind
 from midwatch.triage.replaying import Replayed
 
 CauseClass = Literal["data", "code", "cluster"]
@@ -33,21 +33,23 @@ class _Question(msgspec.Struct, frozen=True):
     inputs: tuple[str, ...]
     """Any of them makes the check possible."""
     kinds: tuple[Kind, ...]
+    enough: int = 1
+    """Values that the rule needs before it says anything."""
 
 
 QUESTIONS: Final = (
     _Question("data", "rows read before, or twice in a batch", ("seen_share", "repeated_share"), ("data_repeated",)),
-    _Question("data", "the tokens' distribution", ("token_entropy",), ("data_changed",)),
+    _Question("data", "the tokens' distribution", ("token_entropy",), ("data_changed",), 200),
     _Question("code", "learning rate against the plan", ("lr",), ("lr_off_plan",)),
-    _Question("code", "size of the update", ("update_ratio",), ("update_jump",)),
-    _Question("code", "norm of the weights from step to step", ("param_norm",), ("weights_jump",)),
+    _Question("code", "size of the update", ("update_ratio",), ("update_jump",), 24),
+    _Question("code", "norm of the weights from step to step", ("param_norm",), ("weights_jump",), 24),
     _Question("code", "weights that a step leaves unchanged", ("unchanged_share",), ("weights_stalled",)),
-    _Question("code", "loss scale", ("loss_scale",), ("scale_collapse", "scale_runaway")),
-    _Question("code", "first steps after a resume", ("loss",), ("resume_shift",)),
-    _Question("code", "the loss gets going and keeps falling", ("loss",), ("slow_start", "plateau")),
+    _Question("code", "loss scale", ("loss_scale",), ("scale_collapse", "scale_runaway"), 2),
+    _Question("code", "first steps after a resume", ("loss",), ("resume_shift",), 220),
+    _Question("code", "the loss gets going and keeps falling", ("loss",), ("slow_start", "plateau"), 384),
     _Question("code", "loss no lower than text allows", ("loss",), ("zero_loss", "low_loss")),
     _Question("cluster", "replicas hold the same parameters", ("checksums",), ("replicas_split",)),
-    _Question("cluster", "one rank apart from the others", ("rank_losses", "rank_norms"), ("rank_apart",)),
+    _Question("cluster", "one rank apart from the others", ("rank_losses", "rank_norms"), ("rank_apart",), 192),
 )
 
 EVIDENCE: Final[frozenset[Kind]] = frozenset(kind for question in QUESTIONS for kind in question.kinds)
@@ -76,4 +78,9 @@ def _judge(question: _Question, replayed: Replayed, seen: Collection[Finding], r
         return "unavailable", "the planned schedule is not known"
     if "resume_shift" in question.kinds and not replayed.resumes:
         return "unavailable", "no resume is known"
+    most = max(replayed.inputs.get(name, 0) for name in question.inputs)
+    if most < question.enough:
+        return "unavailable", f"{most} values are too few: the rule needs {question.enough}"
+    if question.enough > 1 and (replayed.last_step or 0) < START_STEPS:
+        return "unavailable", f"the rule is armed at step {START_STEPS}"
     return "contradicts", f"nothing in {rows} values"

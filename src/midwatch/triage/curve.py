@@ -47,6 +47,8 @@ class Curve:
         self._is_decimal_comma = self._delimiter == ";"
         self.oddities: Counter[str] = Counter()
         """What was passed over, by what it is; filled by ``rows`` and ``sample``."""
+        self.inputs: Counter[str] = Counter()
+        """Rows that ``sample`` found each number in."""
         if not self.columns.metrics:
             message = f"{path}: has steps, but no column that can be judged (such as loss, grad_norm, lr)"
             raise TriageError("TR101", message, path=str(path))
@@ -122,10 +124,14 @@ class Curve:
         if "skipped" in values:
             values["is_skipped"] = values.pop("skipped") > 0
         for what, pairs in by_rank.items():
-            values[what] = self._of_ranks(what, pairs, cells)
+            if found := self._of_ranks(what, pairs, cells):
+                values[what] = found
         rates = values.pop("lrs", None)
         if rates:
             values["lr"] = tuple(rates.values())
+        inputs = self.inputs
+        for what in values:
+            inputs[what] += 1
         return Sample(step=row.step, **values)
 
     def _of_ranks(self, what: str, pairs: tuple[tuple[int, int], ...], cells: list[str]) -> dict[int, Any] | None:

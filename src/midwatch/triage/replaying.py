@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from midwatch.core import TriageError
-from midwatch.guards import Finding, Guards, Sample
+from midwatch.guards import Finding, Guards
 from midwatch.triage.branches import Branches
 from midwatch.triage.curve import Curve, Tell
 from midwatch.triage.facts import Facts
@@ -88,7 +88,7 @@ class _Replay:
             result.rows += 1
             result.first_step = step if result.first_step is None else min(result.first_step, step)
             result.last_step = step if result.last_step is None else max(result.last_step, step)
-            self._count_inputs(sample)
+        result.inputs = {name: count for name, count in curve.inputs.items() if name != "is_skipped"}
 
     def _resume(self, step: int, *, is_resumed: bool) -> None:
         while self._resumes and self._resumes[0] <= step:
@@ -105,12 +105,3 @@ class _Replay:
             self._result.left_out[finding.tier] = self._result.left_out.get(finding.tier, 0) + 1
         else:
             self._result.findings.append(finding)
-
-    def _count_inputs(self, sample: Sample) -> None:
-        inputs = self._result.inputs
-        for name in _METRICS:
-            if getattr(sample, name) is not None:
-                inputs[name] = inputs.get(name, 0) + 1
-
-
-_METRICS: Final = tuple(name for name in Sample.__struct_fields__ if name not in ("step", "is_skipped"))

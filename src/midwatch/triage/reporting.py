@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from midwatch.guards import Finding, Tier
+from midwatch.guards import START_STEPS, Finding, Tier
 from midwatch.triage.checks import EVIDENCE, Check, checks
 from midwatch.triage.replaying import Replayed
 
@@ -37,6 +37,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def report(replayed: Replayed) -> Report:
     """Put the findings in order."""
     is_quiet = not any(one.tier != "note" or one.kind in EVIDENCE for one in replayed.findings)
+    # Before the rules are armed silence says nothing.
+    is_quiet = is_quiet and replayed.inputs.get("loss", 0) >= START_STEPS
     word: Literal["none", "undecided"] = "none" if is_quiet else "undecided"
     confidence: Literal["supported", "undecided"] = "supported" if is_quiet else "undecided"
     return Report(

@@ -63,7 +63,7 @@ def _finite(
     return Bucket(
         first=all_steps[0],
         last=all_steps[-1],
-        count=count,
+        points=count,
         nonfinite=count - len(numbers),
         low=low,
         low_step=steps[numbers.index(low)],
@@ -75,7 +75,7 @@ def _finite(
 
 def _joined(one: Bucket, two: Bucket) -> Bucket:
     """Two parts of one bucket: its steps came in two reads, or from two attempts."""
-    finite = (one.count - one.nonfinite, two.count - two.nonfinite)
+    finite = (one.points - one.nonfinite, two.points - two.nonfinite)
     first, second = (one, two) if finite[0] else (two, one)
     both = bool(finite[0] and finite[1])
     lower = two if both and two.low < one.low else first
@@ -84,7 +84,7 @@ def _joined(one: Bucket, two: Bucket) -> Bucket:
     return Bucket(
         first=one.first,
         last=two.last,
-        count=one.count + two.count,
+        points=one.points + two.points,
         nonfinite=one.nonfinite + two.nonfinite,
         low=lower.low,
         low_step=lower.low_step,

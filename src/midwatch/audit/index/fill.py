@@ -138,8 +138,8 @@ class _Chunk:
         if row is None:
             values = (self._file.path.name, self._file.attempt, self._file.rank)
             self._db.execute("INSERT INTO source (name, attempt, rank) VALUES (?, ?, ?)", values)
-            self._source = self._source_row()[0]
-            return 0
+            row = self._source_row()
+            assert row is not None
         self._source, position, _, self._part = row
         branch = self._db.execute(
             "SELECT id, start, is_stated FROM branch WHERE source = ? AND part = ?", (self._source, self._part)
@@ -148,7 +148,7 @@ class _Chunk:
             self._branch, self._start, self._is_stated = branch[0], branch[1], bool(branch[2])
         return position
 
-    def _source_row(self) -> tuple[int, int, str, int]:
+    def _source_row(self) -> tuple[int, int, str, int] | None:
         found = self._db.execute("SELECT id, position, proof, part FROM source WHERE name = ?", (self._file.path.name,))
         return found.fetchone()
 

@@ -83,7 +83,10 @@ def all_branches(db: sqlite3.Connection) -> list[Branch]:
         " (SELECT count(*) FROM moment WHERE branch = b.id)"
         " FROM branch b JOIN source s ON s.id = b.source ORDER BY b.attempt, b.part, b.rank"
     )
-    return [Branch(*row[:4], None if row[4] == NEVER else row[4], *row[5:]) for row in rows]
+    return [
+        Branch(attempt, part, rank, start, None if stop == NEVER else stop, source, first, last, records)
+        for attempt, part, rank, start, stop, source, first, last, records in rows
+    ]
 
 
 def all_metrics(db: sqlite3.Connection) -> list[MetricInfo]:

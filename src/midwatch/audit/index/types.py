@@ -43,7 +43,7 @@ class Bucket(NamedTuple):
     first: int
     """The first and the last step in it that has a value."""
     last: int
-    count: int
+    points: int
     nonfinite: int
     low: float
     low_step: int

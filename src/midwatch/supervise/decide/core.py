@@ -221,7 +221,8 @@ class Core:
 
     def host_of(self, name: str) -> str:
         """The machine of an agent: itself, unless each rank has one of its own, called ``HOST.rRANK``."""
-        return name.rpartition(".r")[0] if self.rules.is_adopted else name
+        host, _, _ = name.rpartition(".r") if self.rules.is_adopted else ("", "", "")
+        return host or name
 
     @property
     def is_live(self) -> bool:

@@ -90,7 +90,7 @@ def _ask(core: Core, hold: Hold) -> None:
 
 
 def _round_s(core: Core) -> float:
-    """For an answer. Asking again before would pile up probes on nodes that are slow already, and no round would count."""
+    """For an answer. Asking again before it would pile up probes on slow nodes, and no round would count."""
     return max(core.rules.grade.probe_s, PROBES_S)
 
 

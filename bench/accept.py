@@ -15,6 +15,7 @@ from pathlib import Path
 BENCH = Path(__file__).parent
 CHECKS: list[tuple[str, list[str]]] = [
     ("one heartbeat costs at most 2 us (median)", ["pulse_beat.py"]),
+    ("a million points indexed in 30 s, 20,000 steps plotted in 20 ms", ["audit_index.py"]),
     ("culprits, restart times and hang bars beside torchrun", ["faults.py", "compare", "--rounds", "3"]),
     ("a certain exit: peers stopped, training again beside torchrun", ["faults.py", "speed", "--rounds", "3"]),
     ("200 of 200 restarts train again", ["faults.py", "restarts", "--count", "200"]),

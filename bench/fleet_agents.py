@@ -42,7 +42,6 @@ from midwatch.supervise.wire import (
 
 PERIOD_S = 1.0
 """Until the coordinator names another pace."""
-AGENT_TIMEOUT_S = 8.0
 _POLL_S = 25.0
 _RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _TROUBLE = (OSError, EOFError, ValueError)
@@ -64,7 +63,7 @@ class FakeAgent:
         """Answers that did not come in time."""
         self.refused: list[str] = []
         self._nproc, self._shape = nproc, shape
-        self._answer_s = answer_s(AGENT_TIMEOUT_S, shape[0])
+        self._answer_s = answer_s(shape[0])
         sender = f"agent-{number}-{secrets.token_hex(4)}"
         self._report_line, self._order_line, self._hello_line = (
             Line(address, token, f"{sender}/{channel}") for channel in ("report", "orders", "hello")
@@ -137,7 +136,8 @@ class FakeAgent:
             machine=f"{self.name}/{self._agent[:4]}",
             running_attempt=self._running,
         )
-        await self._report_line.ask("/v1/join", _encode(join), hello.session, hello.attempt, self._answer_s)
+        self._attempt = max(self._attempt, hello.attempt)
+        await self._report_line.ask("/v1/join", _encode(join), hello.session, self._attempt, self._answer_s)
         if hello.session != self._known:
             # Another coordinator process: it has heard nothing from us, and counts its orders from one.
             self._known, self._facts, self._last_order = hello.session, [], 0

@@ -54,6 +54,7 @@ OUTSIDE = {
     "supervise/failover.py": "the host name",
     "supervise/joining.py": "the host name",
     "supervise/launcher.py": "its children",
+    "supervise/link.py": "options of its connections",
     "supervise/parked.py": "its socket to the agent",
     "supervise/ports.py": "a free port",
     "supervise/prepare.py": "the host name",

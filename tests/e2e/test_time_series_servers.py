@@ -129,7 +129,7 @@ class Victoria(Server):
         lines = self.get("/api/v1/export", **{"match[]": f'midwatch_metric{{run="{run}"}}'}).splitlines()
         found: dict[tuple[str, str], list[tuple[int, float]]] = {}
         # This version writes infinity in a way that is no JSON.
-        for one in (json.loads(re.sub(rb"(?<=[\[,])Inf(?=[\],])", b"Infinity", line)) for line in lines):
+        for one in (json.loads(re.sub(rb"(?<=[\[,])\+?Inf(?=[\],])", b"Infinity", line)) for line in lines):
             values = [math.nan if value is None else float(value) for value in one["values"]]
             pairs = zip(one["timestamps"], values, strict=True)
             found.setdefault((one["metric"]["attempt"], one["metric"]["metric"]), []).extend(pairs)

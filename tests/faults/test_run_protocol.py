@@ -44,8 +44,14 @@ class Mind:
     def status(self) -> dict[str, Any]:
         return {"state": "running"}
 
+    async def feed_with_others(self, *events: Event) -> None:
+        self.events.extend(events)
+
     def why_out(self, member: Member) -> str:
         return ""
+
+    def incidents(self, member: Member) -> int:
+        return 0
 
 
 class World:

@@ -226,13 +226,14 @@ def test_a_line_without_an_end_does_not_fill_the_memory(run: Path, index: Metric
 
 
 def test_a_look_ends_when_its_time_is_up(run: Path, index: MetricIndex) -> None:
-    write_journal(run, 1, range(40_000), start=0)
+    count = 20_000
+    write_journal(run, 1, range(count), start=0)
     report = index.sync(budget_s=0.0)
     assert not report.is_complete
-    assert 0 < report.records < 40_000
+    assert 0 < report.records < count
     while not index.sync(budget_s=0.0).is_complete:
         pass
-    assert len(index.series("loss")) == 40_000
+    assert len(index.series("loss")) == count
 
 
 # --- an index is never trusted --------------------------------------------------------------------------------------
@@ -275,13 +276,13 @@ def test_a_damaged_index_is_made_anew(run: Path, folder: Path, kind: str) -> Non
 
 @pytest.mark.parametrize("kind", ["rubbish", "zeroed", "no tables"])
 def test_an_index_that_is_damaged_while_it_is_open(run: Path, index: MetricIndex, kind: str) -> None:
-    write_journal(run, 1, range(20_000), start=0)
+    write_journal(run, 1, range(5000), start=0)
     index.sync()
     index._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # pyright: ignore[reportPrivateUsage]
     index._db.execute("PRAGMA cache_size = 1")  # pyright: ignore[reportPrivateUsage]
     damage(kind, index.path)
-    assert len(index.series("loss")) == 20_000
-    assert index.buckets("loss", 10)[1][0].points == 2000
+    assert len(index.series("loss")) == 5000
+    assert index.buckets("loss", 10)[1][0].points == 500
 
 
 def test_the_index_of_another_run_is_not_taken(run: Path, folder: Path, tmp_path: Path) -> None:
@@ -343,9 +344,9 @@ def child(run: Path, folder: Path, dies_at: int = 0) -> subprocess.Popen[str]:
 
 @pytest.mark.procs
 def test_processes_that_index_at_once_after_one_that_was_killed(run: Path, folder: Path) -> None:
-    count = 40_000
+    count = 20_000
     write_journal(run, 1, range(count), start=0)
-    victim = child(run, folder, dies_at=30_000)
+    victim = child(run, folder, dies_at=10_000)
     assert victim.communicate("go\n", timeout=60)[0] == "open\n"
     assert victim.returncode == 9
     children = [child(run, folder), child(run, folder)]

@@ -21,6 +21,7 @@ from midwatch.audit import (
     collect_provenance,
     ensure_run,
     installed_packages,
+    library_versions,
     look_at_git,
     project_files,
     read_record,
@@ -234,7 +235,7 @@ def test_provenance_collects_it_all(project: Path, monkeypatch: pytest.MonkeyPat
         config=load_config({"checkpoint": {"interval": 7}, "train": {"seed": 1}}),
         layout={"world_size": 4},
         observed={"optimizer": {"class": "AdamW"}},
-        libraries={"cuda": "12.8"},
+        libraries={**library_versions(), "cuda": "12.8"},
     )
     found = collect_provenance(facts, seen(project / "train.py"))
     assert found.semantic.values["params.lr"] == 0.1

@@ -71,11 +71,18 @@ def test_each_part_is_compared_by_name() -> None:
     assert changes_text(found.libraries) == 'torch "2.8" -> "2.9"'
 
 
-def test_arguments_that_are_no_plain_options_are_compared_as_a_line() -> None:
-    found = compare_provenance(Provenance(command=("fit", "--lr", "1")), Provenance(command=("fit", "--lr", "2")))
-    assert changes_text(found.command) == 'arguments "fit --lr 1" -> "fit --lr 2"'
-    numbers = compare_provenance(Provenance(command=("--bias", "-1")), Provenance(command=("--bias", "-2")))
-    assert changes_text(numbers.command) == '--bias "-1" -> "-2"'
+def test_arguments_are_compared_by_option_and_by_place() -> None:
+    def told(old: str, new: str) -> str:
+        return changes_text(
+            compare_provenance(Provenance(command=tuple(old.split())), Provenance(command=tuple(new.split()))).command
+        )
+
+    assert told("fit --lr 1", "fit --lr 2") == '--lr "1" -> "2"'
+    assert told("3 0.1 big", "5 0.1 big") == 'argument "3" -> "5"'
+    assert told("a b", "a c") == 'argument (2) "b" -> "c"'
+    assert told("--bias -1", "--bias=-2") == '--bias "-1" -> "-2"'
+    assert told("--x 1 --x 2", "--x 1 --x 3") == '--x (2) "2" -> "3"'
+    assert told("--lr 1 --bf16", "--bf16 --lr 1") == ""
 
 
 def test_settings_that_only_another_version_knows_are_no_change() -> None:

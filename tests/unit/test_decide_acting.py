@@ -385,3 +385,16 @@ def test_probes_that_take_longer_than_their_interval_count_all_the_same() -> Non
     assert len(drive.all(ProbeNodes)) == asked + 1, "and then at once"
     answer(drive)
     assert drive.attempt == 2
+
+
+def test_ranks_that_end_while_it_is_unknown_who_still_runs_start_nothing() -> None:
+    drive = Drive(nnodes=2, nproc=1, gate=True, max_nodes=3).running(step=10)
+    drive.join("n7")
+    again = reborn(drive)
+    again.join("n0", running=1)
+    again.join("n7")
+    again.send(IsolateRequested, node="n1", reason="smells burnt")
+    assert again.gone("n0") == [], "n1 may still train, or be back in a moment"
+    assert again.state == "waiting"
+    again.join("n1", running=1)
+    assert again.state == "judging", "n0 has lost its ranks"

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.tensor import Shard, distribute_tensor  # noqa: E402
 
 from midwatch.config import make_section  # noqa: E402
+from midwatch.testing import Notes  # noqa: E402
 from midwatch.train import surroundings  # noqa: E402
 
 
@@ -76,3 +77,17 @@ def test_the_driver_is_read_from_what_the_kernel_module_says(tmp_path: Path, mon
         "GCC version:  gcc version 12.3.0\n"
     )
     assert surroundings.library_facts()["driver"] == "570.86.15"
+
+
+def test_a_node_with_another_torch_is_named_and_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    same, other = {"torch": "2.9.0", "nccl": "2.27.3"}, {"torch": "2.8.0", "nccl": "2.27.3"}
+    answers = [{"node": f"n{rank // 2}", "libraries": {} if rank % 2 else same} for rank in range(6)]
+    notes = Notes()
+    surroundings.note_other_nodes(answers, notes)
+    assert not notes.of("run.nodes_differed")
+    answers[4]["libraries"] = other
+    surroundings.note_other_nodes(answers, notes)
+    (told,) = notes.of("run.nodes_differed")
+    assert told["differing_nodes"] == 1
+    assert told["nodes"] == {"n2": [{"name": "torch", "change": "changed", "old": "2.9.0", "new": "2.8.0"}]}
+    assert '1 nodes have other libraries than rank 0\'s: n2: torch "2.9.0" -> "2.8.0"' in caplog.text

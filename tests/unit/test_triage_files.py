@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import math
+import os
 import random
 import tracemalloc
 from collections.abc import Callable
@@ -12,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from midwatch.core import TriageError
-from midwatch.triage import Replayed, read_facts, replay
+from midwatch.triage import Replayed, read_facts, replay, report
+from midwatch.triage.textfile import TextFile
 
 HEADER = "step,loss,grad_norm"
 
@@ -269,3 +274,49 @@ def test_notes_beyond_what_is_kept_are_counted(judge: Judge, monkeypatch: pytest
     found: Any = judge("\n".join([HEADER, *lines]) + "\n")
     notes = [one for one in found.findings if one.tier == "note"]
     assert len(notes) <= 2
+
+
+def test_a_file_that_grows_while_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    path.write_text(rows(range(300), header=f"attempt,{HEADER}").replace("\n", "\n1,").rpartition("1,")[0])
+    grown: list[int] = []
+
+    class Growing(TextFile):
+        def lines(self, tell: Any = None) -> Any:
+            yield from super().lines(tell)
+            with path.open("a") as file:
+                file.write("".join(f"2,{row(step)}\n" for step in range(300, 320)))
+            grown.append(1)
+
+    found = replay(path)
+    assert found.rows == 300
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("midwatch.triage.curve.TextFile", Growing)
+        assert replay(path).rows == 300
+    assert grown
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TriageError, match="read twice"):
+        replay(tmp_path / "pipe")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    text=st.one_of(
+        st.binary(max_size=400),
+        st.lists(
+            st.sampled_from(
+                [b"step", b"loss", b",", b"\n", b"1", b"2.5", b"nan", b'"', b"\0", b";", b"\xff", b"-", b"attempt"]
+            ),
+            max_size=80,
+        ).map(b"".join),
+    )
+)
+def test_any_bytes_are_judged_or_refused(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.csv"
+    for content in (text, b"step,loss,grad_norm\n1,2,3\n" + text):
+        path.write_bytes(content)
+        with contextlib.suppress(TriageError):
+            report(replay(path))

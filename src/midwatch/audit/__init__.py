@@ -4,7 +4,14 @@ from midwatch.audit.desk import Desk, InForce, Lowered
 from midwatch.audit.journal import Journal, read_journal
 from midwatch.audit.ledger import Ledger, Seal, seal_of
 from midwatch.audit.line import GENESIS, LedgerLine
-from midwatch.audit.provenance import EarlyLook, Facts, code_state, collect_provenance, installed_packages
+from midwatch.audit.provenance import (
+    EarlyLook,
+    Facts,
+    code_state,
+    collect_provenance,
+    installed_packages,
+    library_versions,
+)
 from midwatch.audit.provenance_code import ProjectCode, entry_script, project_files, shown_texts
 from midwatch.audit.provenance_git import GitState, look_at_git
 from midwatch.audit.provenance_record import (
@@ -46,6 +53,7 @@ __all__ = [
     "installed_packages",
     "known_checkpoints",
     "ledger_files",
+    "library_versions",
     "look_at_git",
     "merged",
     "project_files",

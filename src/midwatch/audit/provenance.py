@@ -32,7 +32,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     layout: Mapping[str, Any] = {}
     observed: Mapping[str, Any] = {}
     libraries: dict[str, str] = {}
-    """Versions beside those of Python packages: CUDA, NCCL, the driver."""
+    """Versions of what counts: ``library_versions``, CUDA, NCCL, the driver."""
 
 
 def collect_provenance(facts: Facts, code: ProjectCode, git: GitState = NO_GIT) -> Provenance:
@@ -50,7 +50,7 @@ def collect_provenance(facts: Facts, code: ProjectCode, git: GitState = NO_GIT) 
         observed=make_section("observed", facts.observed),
         code=code_state(code, git),
         command=_command(sys.argv[1:]),
-        libraries={"python": sys.version.split()[0], **_versions(), **facts.libraries},
+        libraries=facts.libraries,
     )
 
 
@@ -95,6 +95,17 @@ class EarlyLook:
         self.packages = installed_packages()
 
 
+def library_versions() -> dict[str, str]:
+    """Python, and the packages that numbers and checkpoints depend on in every run."""
+    found = {"python": sys.version.split()[0]}
+    for name in _LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
 def installed_packages() -> dict[str, str]:
     """Name to version, from the names of the packages' records: their contents are not read."""
     found: dict[str, str] = {}
@@ -120,13 +131,3 @@ def _package_records() -> Iterator[str]:
 def _command(words: list[str]) -> tuple[str, ...]:
     kept = tuple(str(word)[:_MAX_WORD] for word in redact_list(words[:_MAX_WORDS]))
     return (*kept, f"and {len(words) - _MAX_WORDS} more") if len(words) > _MAX_WORDS else kept
-
-
-def _versions() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in _LIBRARIES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

@@ -137,31 +137,32 @@ def _changed_commit(old: CodeState, new: CodeState) -> tuple[Change, ...]:
 
 
 def _changed_command(old: Sequence[str], new: Sequence[str]) -> tuple[Change, ...]:
-    """Options by their name where both lines have the same shape of them; else the line as a whole."""
-    if tuple(old) == tuple(new):
-        return ()
-    before, after = _options(old), _options(new)
-    if before is not None and after is not None:
-        return changed_values(before, after)
-    return (Change(name="arguments", change="changed", old=" ".join(old), new=" ".join(new)),)
+    return () if tuple(old) == tuple(new) else changed_values(_arguments(old), _arguments(new))
 
 
-def _options(words: Sequence[str]) -> dict[str, str] | None:
-    """``--lr 0.1 --bf16 --name=x`` as a table; None where it is not that simple."""
+def _arguments(words: Sequence[str]) -> dict[str, str]:
+    """``fit --lr 0.1 --bf16 --name=x`` as a table. A word behind a switch counts as its value: on both sides alike."""
     found: dict[str, str] = {}
-    name = ""
+    open_name = ""
     for word in words:
         if word.startswith("-") and not _is_number(word):
             name, sign, value = word.partition("=")
-            if name in found:
-                return None
-            found[name] = value if sign else ""
-            name = "" if sign else name
-        elif name and not found[name]:
-            found[name], name = word, ""
+            name = _unused(name, found)
+            found[name], open_name = value, "" if sign else name
+        elif open_name:
+            found[open_name], open_name = word, ""
         else:
-            return None
+            found[_unused("argument", found)] = word
     return found
+
+
+def _unused(name: str, found: Mapping[str, str]) -> str:
+    """Options may be repeated, arguments are."""
+    number, unique = 1, name
+    while unique in found:
+        number += 1
+        unique = f"{name} ({number})"
+    return unique
 
 
 def _is_number(word: str) -> bool:

@@ -14,7 +14,7 @@ LOOPBACK: Final = "127.0.0.1"
 _ALL: Final = "0.0.0.0"
 _ELSEWHERE: Final = "192.0.2.1"
 """An address that is nobody's (RFC 5737): the route to it is the default route. Nothing is sent there."""
-BACKLOG: Final = 2048
+BACKLOG: Final = 4096
 """Agents of a large run all reconnect at once when the coordinator was restarted."""
 
 

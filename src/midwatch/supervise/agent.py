@@ -30,7 +30,7 @@ from midwatch.supervise.chat import Console, open_stdin, read_lines
 from midwatch.supervise.clocks import CoordinatorClock
 from midwatch.supervise.endpoint import read_endpoint
 from midwatch.supervise.hands import Hands
-from midwatch.supervise.link import Link, Refused, answer_s
+from midwatch.supervise.link import Link, Refused, answer_s, untaken_s
 from midwatch.supervise.outbox import Outbox
 from midwatch.supervise.procs import become_subreaper
 from midwatch.supervise.protocol import read_token
@@ -68,7 +68,7 @@ class Agent:
         self._hands = Hands(spec.setup, spec.watch, self._outbox, console, is_warm=spec.is_warm)
         self._session = ""
         self._heard = time.monotonic()
-        self._answer_s = answer_s(spec.watch.agent_timeout_s, spec.nnodes)
+        self._answer_s = answer_s(spec.nnodes)
         self._clock = CoordinatorClock()
         self._last_order = 0
         self._report_s = REPORT_S
@@ -305,7 +305,8 @@ async def _serve() -> int:
     lines = await open_stdin()
     spec = msgspec.json.decode(await lines.readline(), type=AgentSpec)
     sender = f"agent-{os.getpid()}-{secrets.token_hex(4)}"
-    link = Link(spec.url, bytes.fromhex(spec.token), sender, spec.certificate)
+    patience_s = untaken_s(spec.watch.agent_timeout_s)
+    link = Link(spec.url, bytes.fromhex(spec.token), sender, spec.certificate, untaken_s=patience_s)
     return await Agent(spec, link, Console(sys.stdout)).run(lines)
 
 

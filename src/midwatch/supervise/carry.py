@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,15 +62,22 @@ class Carrier:
         console: The hosting launcher.
         answers: Called with ("evidence", Evidence), ("wake", None) or ("unclaimed", StorageError) when something asked
             for is there, or cannot be.
+        attention: By it agents are waited for.
     """
 
     def __init__(
-        self, spec: CarrySpec, members: Members, console: Console, answers: Callable[[str, Any], None]
+        self,
+        spec: CarrySpec,
+        members: Members,
+        console: Console,
+        answers: Callable[[str, Any], None],
+        attention: Attention,
     ) -> None:
         self._spec = spec
         self._members = members
         self._console = console
         self._answers = answers
+        self._attention = attention
         self._run_dir = Path(spec.run_dir)
         self._epoch = newest_attempt(self._run_dir)
         self._sealed = 0
@@ -82,6 +90,7 @@ class Carrier:
         self.sentences: deque[str] = deque(maxlen=_SENTENCES)
         self.isolation.begin()
         self._writing: set[asyncio.Task[None]] = set()
+        self._bundles = Bundles(self._run_dir, self.say)
         self._story: Callable[[str], tuple[str, ...]] = lambda cause: ()
 
     def tell_stories(self, story: Callable[[str], tuple[str, ...]]) -> None:
@@ -90,7 +99,6 @@ class Carrier:
 
     @property
     def epoch(self) -> int:
-        self._bundles = Bundles(self._run_dir, self.say)
         """The attempt whose claim we hold."""
         return self._epoch
 
@@ -109,9 +117,8 @@ class Carrier:
                 self._launch(instruction)
             case GatherEvidence():
                 self._gather(instruction)
-            case StopRanks(attempt=attempt):
-                order = StopLocal(attempt=attempt, grace_s=instruction.grace_s, reason=instruction.reason)
-                self._order_all(order)
+            case StopRanks():
+                self._stop(instruction)
             case SuspectCheckpoints():
                 self._doubt(instruction)
             case ProbeNodes():
@@ -138,8 +145,24 @@ class Carrier:
         try:
             self.ledger.record(event, step=step, cause=cause, **(data or {}))
         except (OSError, StorageError) as error:
-            _log.error("ledger: %s", error)
-            self.say(f"the ledger cannot be written: {getattr(error, 'message', error)}", "error")
+            self._complain(error)
+
+    @contextmanager
+    def together(self) -> Generator[None]:
+        """What is written down inside becomes durable when this ends, before anybody outside can have heard of it."""
+        batch = self.ledger.together()
+        batch.__enter__()
+        try:
+            yield
+        finally:
+            try:
+                batch.__exit__(None, None, None)
+            except (OSError, StorageError) as error:
+                self._complain(error)
+
+    def _complain(self, error: OSError | StorageError) -> None:
+        _log.error("ledger: %s", error)
+        self.say(f"the ledger cannot be written: {getattr(error, 'message', error)}", "error")
 
     def _seal(self, cause: str) -> None:
         """The attempt's ranks are gone: note how far their ledgers had got, so that a cut-off end is noticed."""
@@ -158,12 +181,13 @@ class Carrier:
     def say(self, sentence: str, level: str = "info", *, is_local: bool = False) -> None:
         self.sentences.append(sentence)
         self._console.send("say", sentence=sentence, level=level)
-        for member in self._members.live if not is_local else ():
+        for member in self._members.live if not (is_local or self._spec.is_adopted) else ():
             if member.join.tag != self._spec.tag:
                 member.order(SayLine(sentence=sentence, level="error" if level == "error" else "info"))
 
     async def settle(self, timeout_s: float) -> None:
         """Let what was begun come to an end: bundles written, last orders fetched; at most ``timeout_s``."""
+        self._bundles.end()
         if self._writing:
             _, unwritten = await asyncio.wait(self._writing, timeout=timeout_s)
             if unwritten:
@@ -189,7 +213,6 @@ class Carrier:
             member = self._members.at(placement.node)
             if member is None or host is None:
                 continue
-        self._bundles.end()
             member.order(
                 StartRanks(
                     attempt=launch.attempt,
@@ -237,7 +260,11 @@ class Carrier:
             self.gathering.cancel()
             late = self.gathering.open_late()
         self.gathering = Gathering(
-            asked, self._members.live, self._spec.confirm_s, lambda evidence: self._answers("evidence", evidence)
+            asked,
+            self._members.live,
+            self._spec.confirm_s,
+            lambda evidence: self._answers("evidence", evidence),
+            later=self._attention.later,
         )
         self.gathering.late = late
 
@@ -245,7 +272,16 @@ class Carrier:
         if self.probing is not None:
             self.probing.cancel()
         members = {member.name: member for member in self._members.live}
-        self.probing = ProbeRound(asked, members, lambda results: self._answers("probed", results))
+        self.probing = ProbeRound(
+            asked, members, lambda results: self._answers("probed", results), later=self._attention.later
+        )
+
+    def _stop(self, stop: StopRanks) -> None:
+        order = StopLocal(attempt=stop.attempt, grace_s=stop.grace_s, reason=stop.reason)
+        if not stop.node:
+            self._order_all(order)
+        elif (member := self._members.at(stop.node)) is not None:
+            member.order(order)
 
     def _order_all(self, order: Order) -> None:
         for member in self._members.live:
@@ -263,7 +299,8 @@ class Carrier:
         if self.gathering is not None and self.gathering.asked.is_quick:
             # Asked for now: the order must be there before the one that ends the ranks.
             answer: asyncio.Future[Evidence] = asyncio.get_running_loop().create_future()
-            late = Gathering(self.gathering.asked, self._members.live, 0.0, answer.set_result, is_late=True)
+            asked, later = self.gathering.asked, self._attention.later
+            late = Gathering(asked, self._members.live, 0.0, answer.set_result, is_late=True, later=later)
             late.late, self.gathering.late = self.gathering.open_late(), late
             self._writing.add(rest := asyncio.create_task(self._complete(task, written, answer, remarks)))
             rest.add_done_callback(self._writing.discard)
@@ -271,7 +308,6 @@ class Carrier:
     async def _complete(
         self,
         first: asyncio.Task[None],
-        folder: Path,
         written: WriteVerdict,
         answer: asyncio.Future[Evidence],
         remarks: dict[str, tuple[str, ...]],

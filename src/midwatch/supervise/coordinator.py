@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,37 +26,48 @@ from midwatch.cluster import Topology
 from midwatch.core import SYSTEM_CLOCK, FencedError, MidwatchError, StorageError, boot_id
 from midwatch.faults.types import Evidence
 from midwatch.storage import write_json_atomic
+from midwatch.supervise.address import BACKLOG
+from midwatch.supervise.attention import BEAT_S, Attention
 from midwatch.supervise.carry import Carrier
 from midwatch.supervise.chat import Console, open_stdin, read_lines
+from midwatch.supervise.collecting import Collector, calm
 from midwatch.supervise.decide import RunFacts, Supervisor
 from midwatch.supervise.door import Door
 from midwatch.supervise.failover import disown, read_holder
 from midwatch.supervise.gathering import Gathering
 from midwatch.supervise.isolating import scheduler
-from midwatch.supervise.members import Member, Members
+from midwatch.supervise.members import Member, Members, pace_s
 from midwatch.supervise.messages import (
     Event,
     EvidenceGathered,
     Finish,
+    Instruction,
     LaunchAttempt,
     LaunchFailed,
-    Instruction,
     NodeLost,
     NodesProbed,
     ProbeResult,
     StopRequested,
     Ticked,
+    TopologyLearned,
 )
 from midwatch.supervise.probing import ProbeRound
+from midwatch.supervise.recall import last_host, ledger_of, recall
 from midwatch.supervise.service import Service
 from midwatch.supervise.specs import CoordinatorSpec
 from midwatch.supervise.tls import server_context
-from midwatch.supervise.recall import last_host, ledger_of, recall
 from midwatch.supervise.wire import Endpoint
 
 TICK_S: Final = 1.0
 _LAG_S: Final = 2.0
-"""A tick this late means that we did not run; the agents' silence is ours then."""
+"""So much missed at once means that we did not run at all, and another node may have taken over."""
+_ASK_AGAIN_S: Final = (10.0, 60.0, 300.0)
+"""A scheduler that does not answer is overloaded or being restarted."""
+_HUNG_UP_S: Final = 1.5
+"""From a broken connection to a lost agent; one that lives asks again after 0.05 s."""
+_GONE_S: Final = 3.0
+"""The same where nobody else hurries: a whole node that died (its kernel closes what it had open) is not waited for as
+long as one that is silent, and an agent that starts anew on it mostly comes within this."""
 _SETTLE_S: Final = 5.0
 """At the end: for the agents to fetch their last order and for the last incident to be written."""
 _log: Final = logging.getLogger("midwatch.coordinator")
@@ -70,6 +82,7 @@ class Coordinator:
         self._console = console
         self.session = secrets.token_hex(8)
         self.attention = Attention()
+        self._collector = Collector()
         self.members = Members(
             spec.nnodes,
             spec.command_hash,
@@ -86,7 +99,9 @@ class Coordinator:
         self._supervisor = self._supervise(facts, is_ours=is_ours)
         self._carrier.tell_stories(lambda cause: tuple(str(chapter) for chapter in self._supervisor.story(cause)))
         self._number = itertools.count(1)
-        self._ticked = time.monotonic()
+        self._crowd: list[Event] = []
+        """Came in this turn of the loop, and is fed with the next."""
+        self._crowd_fed: asyncio.Future[None] | None = None
         self.over = asyncio.Event()
 
     def _supervise(self, facts: RunFacts, *, is_ours: bool) -> Supervisor:
@@ -141,25 +156,72 @@ class Coordinator:
         """Why this machine gets no ranks, from what earlier jobs left in writing."""
         return self._carrier.isolation.why_out(member)
 
+    def incidents(self, member: Member) -> int:
+        """What is held against this machine lately."""
+        return self._carrier.isolation.incidents(member)
+
     def feed(self, event: Event) -> None:
-        """Let the core decide about one event, and do what it says."""
+        """Let the core decide about one event, and do what it says; what is written of it is durable afterwards."""
+        self._feed_crowd()
+        with self._carrier.together():
+            self._feed(event)
+
+    async def feed_with_others(self, *events: Event) -> None:
+        """The same for what comes in crowds: all that came in the same turn of the loop is made durable by one sync."""
+        self._crowd.extend(events)
+        self._collector.has_grown(time.monotonic())
+        if self._crowd_fed is None:
+            loop = asyncio.get_running_loop()
+            self._crowd_fed = loop.create_future()
+            loop.call_soon(self._feed_crowd)
+        await asyncio.shield(self._crowd_fed)
+
+    def _feed_crowd(self) -> None:
+        events, self._crowd = self._crowd, []
+        fed, self._crowd_fed = self._crowd_fed, None
+        if fed is None:
+            return
+        try:
+            with self._carrier.together():
+                for event in events:
+                    self._feed(event)
+        finally:
+            fed.set_result(None)
+
+    def _feed(self, event: Event) -> None:
         if self.over.is_set():
             return
         try:
-            for instruction in self._supervisor.handle(event):
-                self._carrier.carry_out(instruction)
-                if isinstance(instruction, Finish):
-                    self.over.set()
-                elif isinstance(instruction, LaunchAttempt):
-                    # Behind the orders: nobody starts later because a file is written.
-                    asyncio.get_running_loop().call_soon(self.publish)
-        except FencedError as error:
-            self._give_way(error)
-        except (InvalidTransition, AssertionError):
-            # A bug of the core: keep what replays it, and let the launcher start a fresh process from the ledger.
+            instructions = self._supervisor.handle(event)
+        except Exception:
+            # A bug of the core, which now stands in the middle of a turn: keep what replays it, and let the launcher
+            # start a fresh process from the ledger.
             _log.exception("the decision core failed on %s", event)
             self._dump()
             os._exit(70)
+            raise
+        for instruction in instructions:
+            if not self._carry_out(instruction):
+                return
+
+    def _carry_out(self, instruction: Instruction) -> bool:
+        """False when nothing more is ours to do."""
+        try:
+            self._carrier.carry_out(instruction)
+        except FencedError as error:
+            self._give_way(error)
+            return False
+        except (OSError, MidwatchError) as error:
+            # What comes behind it must not be lost with it: agents wait for their orders.
+            _log.exception("%s was not carried out", instruction)
+            self._carrier.say(f"{type(instruction).__name__} was not carried out: {error}", "error")
+        if isinstance(instruction, Finish):
+            self.over.set()
+        elif isinstance(instruction, LaunchAttempt):
+            self._collector.has_grown(time.monotonic())
+            # Behind the orders: nobody starts later because a file is written.
+            asyncio.get_running_loop().call_soon(self.publish)
+        return True
 
     def status(self) -> dict[str, Any]:
         nodes = [
@@ -185,42 +247,22 @@ class Coordinator:
 
     async def keep_time(self) -> None:
         """Ticks, and agents that have gone silent."""
+        ticked = time.monotonic()
         while not self.over.is_set():
-            await asyncio.sleep(TICK_S)
-            now = time.monotonic()
-            if now - self._ticked > TICK_S + _LAG_S:
+            await asyncio.sleep(BEAT_S)
+            missed_s = self.attention.beat() / 1e9
+            if missed_s > _LAG_S:
                 _log.warning(
-                    "this process did not run for %.1f s: silence of the agents is forgiven", now - self._ticked
+                    "could not listen for %.1f s (stood still, or too much to do): nobody's silence counts", missed_s
                 )
-                self.members.forgive(time.monotonic_ns())
                 self._look_at_seat()
-            self._ticked = now
-            self._look_for_silence()
-            self._tick()
+            if time.monotonic() - ticked >= TICK_S:
+                ticked = time.monotonic()
+                self._look_for_silence()
+                self._tick()
+                self._collector.look(ticked)
 
     def _look_at_seat(self) -> None:
-            raise
-        for instruction in instructions:
-            if not self._carry_out(instruction):
-                return
-
-    def _carry_out(self, instruction: Instruction) -> bool:
-        """False when nothing more is ours to do."""
-        try:
-            self._carrier.carry_out(instruction)
-        except FencedError as error:
-            self._give_way(error)
-            return False
-        except (OSError, MidwatchError) as error:
-            # What comes behind it must not be lost with it: agents wait for their orders.
-            _log.exception("%s was not carried out", instruction)
-            self._carrier.say(f"{type(instruction).__name__} was not carried out: {error}", "error")
-        if isinstance(instruction, Finish):
-            self.over.set()
-        elif isinstance(instruction, LaunchAttempt):
-            # Behind the orders: nobody starts later because a file is written.
-            asyncio.get_running_loop().call_soon(self.publish)
-        return True
         """We stood still, and another node may have taken over: then not one more line into its ledger."""
         holder = read_holder(Path(self._spec.carry.run_dir) / "supervisor")
         if holder.get("tag", self._spec.carry.tag) != self._spec.carry.tag:
@@ -228,10 +270,12 @@ class Coordinator:
             os._exit(0)
 
     def _look_for_silence(self) -> None:
-        limit_ns = self._spec.rules.watch.agent_timeout_s * 1e9
-        for member in self.members.live:
-            if time.monotonic_ns() - member.heard_ns > limit_ns:
-                self.lose(member.join.agent)
+        oldest_ns = self.attention.listened_ns() - self._spec.rules.watch.agent_timeout_s * 1e9
+        silent = [member.join.agent for member in self.members.live if member.heard_ns < oldest_ns]
+        if silent:
+            with self._carrier.together():
+                for agent in silent:
+                    self.lose(agent)
 
     def lose(self, agent: str) -> None:
         """An agent is gone: silent for too long, or its launcher saw it end."""
@@ -243,12 +287,30 @@ class Coordinator:
         if self.gathering is not None:
             self.gathering.drop(member.name)
 
+    def hung_up(self, member: Member) -> None:
+        """Its connection broke: the other end closed it, so the way there is free, and an agent that lives is heard
+        again at once. With another launcher around us, which ends all for the loss of one, there is no time at all.
+        """
+        is_adopted = self._spec.rules.is_adopted
+        patience_s = _HUNG_UP_S if is_adopted else _GONE_S * pace_s(self.members.live_count)
+        self.attention.later(patience_s, partial(self._lose_if_silent, member, member.heard_ns))
+
+    def _lose_if_silent(self, member: Member, heard_ns: int) -> None:
+        if member.heard_ns == heard_ns and not self.over.is_set():
+            self.lose(member.join.agent)
+
     def request_stop(self, reason: str) -> None:
         self.feed(StopRequested(cause=self._cause("stop"), now_ns=time.monotonic_ns(), reason=reason))
 
     def _tick(self) -> None:
         if not self.over.is_set():
-            self.feed(Ticked(cause=self._cause("tick"), now_ns=time.monotonic_ns()))
+            missed_ns = self.attention.take_missed_ns()
+            self.feed(Ticked(cause=self._cause("tick"), now_ns=time.monotonic_ns(), missed_ns=missed_ns))
+
+    def learn(self, topology: Topology) -> None:
+        """The scheduler has told which nodes share what."""
+        if topology:
+            self.feed(TopologyLearned(cause=self._cause("topology"), now_ns=time.monotonic_ns(), topology=topology))
 
     def _answer(self, what: str, value: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -327,29 +389,43 @@ class Coordinator:
 
 
 async def _serve() -> int:
+    calm()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         loop.add_signal_handler(number, _log.info, "signal %s is the launcher's business", number.name)
     lines = await open_stdin()
     spec = msgspec.json.decode(await lines.readline(), type=CoordinatorSpec)
     listener = socket.socket(fileno=spec.socket_fd)
-    if not spec.rules.topology and spec.rules.max_nodes > 1:
-        rules = msgspec.structs.replace(spec.rules, topology=await _ask_topology())
-        spec = msgspec.structs.replace(spec, rules=rules)
     coordinator = Coordinator(spec, Console(sys.stdout), listener.getsockname()[1])
     door = Door(bytes.fromhex(spec.token), coordinator.session, spec.carry.run, lambda: coordinator.attempt)
     timeout_s = spec.rules.watch.agent_timeout_s
     factor = spec.rules.watch.detect.straggler_factor
     service = Service(
-        spec.carry.run, coordinator.members, coordinator, agent_timeout_s=timeout_s, straggler_factor=factor
+        spec.carry.run,
+        coordinator.members,
+        coordinator,
+        agent_timeout_s=timeout_s,
+        straggler_factor=factor,
+        listened_ns=coordinator.attention.listened_ns,
     )
     service.open(door)
-    runner = web.AppRunner(door.app, access_log=None, handle_signals=False, shutdown_timeout=0.05)
+    runner = web.AppRunner(
+        door.app,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=0.05,
+        # Whoever hangs up is noticed at once.
+        handler_cancellation=True,
+    )
     await runner.setup()
     context = server_context(spec.secure) if spec.certificate else None
-    await web.SockSite(runner, listener, ssl_context=context).start()
+    await web.SockSite(runner, listener, ssl_context=context, backlog=BACKLOG).start()
     coordinator.publish()
     tasks = [asyncio.create_task(coordinator.keep_time()), asyncio.create_task(_listen(lines, coordinator))]
+    for task in tasks:
+        task.add_done_callback(_die_with)
+    if not spec.rules.topology and spec.rules.max_nodes > 1:
+        tasks.append(asyncio.create_task(_ask_topology(coordinator)))
     await coordinator.over.wait()
     await coordinator.end()
     for task in tasks:
@@ -400,7 +476,3 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
-    for task in tasks:
-        task.add_done_callback(_die_with)
-    if not spec.rules.topology and spec.rules.max_nodes > 1:
-        tasks.append(asyncio.create_task(_ask_topology(coordinator)))

@@ -48,6 +48,9 @@ class Door:
         self.app.router.add_route(method, path, serve)
 
     async def _serve(self, request: web.Request, handler: Handler) -> web.Response:
+        if request.transport is None:
+            # It has hung up: whoever was waited for too long has others behind it that still wait.
+            return web.Response(status=400)
         try:
             asked = read_envelope(request.headers)
             body = await self._read(request, asked)

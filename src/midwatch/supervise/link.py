@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import Final, TypeVar
+import socket
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import aiohttp
 import msgspec
@@ -20,19 +22,32 @@ CONNECT_S: Final = 5.0
 """For a TCP connection inside one cluster; longer means that the host or the way to it is gone."""
 ANSWER_S: Final = 10.0
 """For an ordinary answer: covers a coordinator that is just being restarted or waits for slow shared storage."""
-_LEAST_ANSWER_S: Final = 2.0
+_LONGEST_S: Final = 30.0
 _BUSY_NODES: Final = 1250
 """A coordinator of more than so many has a crowd before it when all of them come at once."""
+_LEAST_UNTAKEN_S: Final = 2.0
+_IDLE_S: Final = 5
+_PROBE_S: Final = 2
+"""An idle connection (an order poll) is tried after so many seconds, and again after these."""
 
 
-def answer_s(agent_timeout_s: float, nodes: int) -> float:
+def answer_s(nodes: int) -> float:
     """How long an agent waits for an answer.
 
-    A host that is gone says nothing, and within the time-out there must be another try, at the address where another
-    node may host by then. But whoever hangs up on a coordinator that has a crowd before it and comes again only makes
-    the crowd larger, so a large fleet waits longer.
+    Whoever hangs up on a coordinator that has a crowd before it, and comes again, only makes the crowd larger: with
+    every one doing so it would never be through. That the other side is gone shows earlier, by ``untaken_s``; that it
+    stands still, by the place where it stamps (``failover``).
     """
-    return min(ANSWER_S, max(_LEAST_ANSWER_S, agent_timeout_s / 3) * max(1.0, nodes / _BUSY_NODES))
+    return min(_LONGEST_S, ANSWER_S * max(1.0, nodes / _BUSY_NODES))
+
+
+def untaken_s(agent_timeout_s: float) -> float:
+    """How long what was sent may stay unacknowledged by the other machine's kernel, however busy its processes are.
+
+    Longer means that the machine or the way to it is gone, and within the time-out there must be another try, at the
+    address where another node may host by then.
+    """
+    return max(_LEAST_UNTAKEN_S, agent_timeout_s / 3)
 
 
 class Refused(Exception):  # noqa: N818 - a state of the conversation, not an error of ours
@@ -43,6 +58,19 @@ class Refused(Exception):  # noqa: N818 - a state of the conversation, not an er
         self.refusal = refusal
 
 
+_AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]
+
+
+def _open_socket(untaken_s: float, info: _AddressInfo) -> socket.socket:
+    made = socket.socket(info[0], info[1], info[2])
+    if untaken_s:
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(untaken_s * 1000))
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
+    return made
+
+
 class Link:
     """One participant's conversation with the coordinator.
 
@@ -51,9 +79,10 @@ class Link:
         token: The run's.
         sender: Unique per process.
         certificate: The coordinator's, with ``https``.
+        untaken_s: After what is unacknowledged for so long a connection counts as broken; 0: the kernel's own, minutes.
     """
 
-    def __init__(self, url: str, token: bytes, sender: str, certificate: str = "") -> None:
+    def __init__(self, url: str, token: bytes, sender: str, certificate: str = "", *, untaken_s: float = 0.0) -> None:
         self.url = url
         self.session = ""
         self.attempt = 0
@@ -65,7 +94,7 @@ class Link:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         self._tls = client_context()
         trust(self._tls, certificate)
-        connector = aiohttp.TCPConnector(ssl=self._tls)
+        connector = aiohttp.TCPConnector(ssl=self._tls, socket_factory=partial(_open_socket, untaken_s))
         self._http = aiohttp.ClientSession(timeout=timeout, auto_decompress=False, connector=connector)
 
     def follow(self, url: str, token: bytes, certificate: str = "") -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from midwatch.faults.types import CollectiveCount, RankEvidence
+from midwatch.supervise.clocks import ClockReading
 from midwatch.supervise.messages import ProbeResult
 
 
@@ -140,6 +141,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankStatus, ...] = ()
     seen_order: int = 0
     """Orders up to this number have arrived."""
+    clock: ClockReading | None = None
+    """How our monotonic clock is to be read; None while that is not known."""
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,6 +168,8 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     scheduler_node: str = ""
     """The scheduler's name for the machine; empty without one."""
     running_attempt: int = 0
+    ranks: tuple[int, ...] = ()
+    """Its global ranks, where another launcher gave them: then ``node`` is a host that it may share with others."""
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,6 +191,9 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     upto: int
     report_s: float = 1.0
     """Between two reports of a node that has nothing to tell: the more nodes there are, the longer."""
+    heard_ns: int = 0
+    """When the report came, and when this was written, by the coordinator's monotonic clock; 0: it does not say."""
+    told_ns: int = 0
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

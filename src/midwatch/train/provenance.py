@@ -59,8 +59,8 @@ class ProvenanceKeeper:
         state = code_state(self.code, self._early.git, step) if new else self.provenance.code
         self.provenance = msgspec.structs.replace(self.provenance, code=msgspec.structs.replace(state, step=step))
         if new:
-            facts: dict[str, Any] = {"code_hash": state.hash, "files": state.count, "new": new[:_NAMED], "new_files": len(new)}
-            recorder.record("run.code_seen", step=step, **facts)
+            facts: dict[str, Any] = {"code_hash": state.hash, "files": state.count}
+            recorder.record("run.code_seen", step=step, new=new[:_NAMED], new_files=len(new), **facts)
         if new or is_first:
             self._behind(self._keep_record, self._keep_texts() if new else None)
         return new

@@ -24,7 +24,7 @@ from midwatch.core import (
 )
 from midwatch.storage import Fence, as_storage_error, claim_attempt
 from midwatch.train.provenance import ProvenanceKeeper
-from midwatch.train.surroundings import layout_facts, library_facts, observed_facts
+from midwatch.train.surroundings import layout_facts, library_facts, note_other_nodes, observed_facts
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +95,8 @@ def open_session(config: Config, env: RankEnv, paths: RunPaths, declared: Declar
     group = ControlGroup(rank, world_size)
     facts = group.broadcast(_settle(config, env, paths) if rank == 0 else None)
     raise_remote(facts)
-    nodes = group.gather({"node": env.node})
+    # One rank a node: the others have the same libraries.
+    nodes = group.gather({"node": env.node, "libraries": library_facts() if env.local_rank == 0 else {}})
     identity = Identity(
         run=facts["run"],
         attempt=facts["attempt"],
@@ -111,6 +112,7 @@ def open_session(config: Config, env: RankEnv, paths: RunPaths, declared: Declar
     recorder = _open_ledger(paths, identity, env.node)
     keeper = _keep_provenance(config, paths, identity, declared, nodes=len({answer["node"] for answer in nodes}))
     recorder.record("run.attached", world_size=world_size, **_attachment(config, paths), **keeper.summary())
+    note_other_nodes(nodes, recorder)
     journal = Journal(paths.metrics_dir / f"{attempt_name(identity.attempt)}.jsonl")
     return Session(identity=identity, group=group, recorder=recorder, journal=journal, provenance=keeper)
 

@@ -5,15 +5,23 @@ Only what costs nothing to ask: no value is copied from a device, and no device 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import torch
 from torch.cuda import nccl
 from torch.distributed.tensor import DTensor
 
+from midwatch.audit import library_versions
+from midwatch.core import Recorder, changed_values, changes_text
+
+_log = logging.getLogger(__name__)
+
 _DRIVER = Path("/proc/driver/nvidia/version")
+_MAX_NODES = 8
 _MAX_GROUPS = 8
 """Parameter groups told one by one; more of them follow a rule that the defaults and their number tell better."""
 
@@ -43,14 +51,38 @@ def observed_facts(tracked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def library_facts() -> dict[str, str]:
-    """CUDA or HIP, NCCL, cuDNN, the driver and the device, as far as they are there."""
-    found: dict[str, str | None] = {"cuda": torch.version.cuda, "hip": torch.version.hip, "driver": _driver()}
+    """Python and packages; CUDA or HIP, NCCL, cuDNN, the driver and the device, as far as they are there."""
+    found: dict[str, str | None] = {
+        **library_versions(),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "driver": _driver(),
+    }
     if torch.version.cuda:
         found["nccl"] = _nccl()
         found["cudnn"] = str(torch.backends.cudnn.version() or "")
     if torch.cuda.is_initialized():
         found["device"] = torch.cuda.get_device_name()
     return {name: text for name, text in found.items() if text}
+
+
+def note_other_nodes(answers: Sequence[Mapping[str, Any]], recorder: Recorder) -> None:
+    """Nodes that do not have rank 0's libraries train on, and somebody should know.
+
+    Args:
+        answers: By rank: ``node``, and ``libraries`` of one rank a node.
+    """
+    mine: dict[str, str] = answers[0]["libraries"]
+    apart = {a["node"]: found for a in answers if a["libraries"] and (found := changed_values(mine, a["libraries"]))}
+    if apart:
+        named = dict(list(apart.items())[:_MAX_NODES])
+        recorder.record(
+            "run.nodes_differed",
+            nodes={node: [msgspec.to_builtins(change) for change in found] for node, found in named.items()},
+            differing_nodes=len(apart),
+        )
+        told = "; ".join(f"{node}: {changes_text(found)}" for node, found in named.items())
+        _log.warning("%d nodes have other libraries than rank 0's: %s", len(apart), told)
 
 
 def _meshes(model: torch.nn.Module) -> list[str]:

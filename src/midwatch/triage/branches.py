@@ -132,6 +132,8 @@ class Branches:
         returns = _Returns([])
         is_new_run = is_resumed = False
         for row in rows:
+            if row.lane not in self._lanes:
+                continue  # the file was replaced while it was read
             if lane is None or lane.key != row.lane:
                 was, lane = lane, self._lanes[row.lane]
                 number, returns, is_resumed = 0, _Returns(lane.going_back), self._follows(was, lane)

@@ -78,4 +78,6 @@ def find_columns(header: Sequence[str]) -> Columns | None:
 
 
 def _plain(name: str) -> str:
+    # Exports of several runs put the run's name before that of the metric: "run-7 - train/loss".
+    name = name.rpartition(" - ")[2]
     return re.sub(r"[\s/.\-]+", "_", name.strip().strip("#").strip().lower())

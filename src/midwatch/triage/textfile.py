@@ -33,18 +33,24 @@ class TextFile:
             raise TriageError("TR101", f"{path}: no such file", path=str(path))
         if path.is_dir():
             raise TriageError("TR101", f"{path}: is a folder, not a metrics file", path=str(path))
+        if not path.is_file():
+            message = f"{path}: is a pipe or a device; the file is read twice, so write it to a disk first"
+            raise TriageError("TR101", message, path=str(path))
         with path.open("rb") as file:
             self._encoding = _encoding(path, file.read(_SNIFF))
+        self._most_lines: int | None = None
 
     def lines(self, tell: Callable[[int], None] | None = None) -> Iterator[tuple[str, bool]]:
         """Each line without its end, and whether it had one; a line that is too long comes as an empty one.
+
+        What is appended after the file was read to its end the first time is not looked at.
 
         Args:
             tell: Called now and then with the bytes read since the last call.
         """
         with self.path.open("rb") as raw, io.TextIOWrapper(raw, self._encoding, errors="replace") as file:
             told = count = 0
-            while line := file.readline(MAX_LINE):
+            while count != self._most_lines and (line := file.readline(MAX_LINE)):
                 count += 1
                 if tell is not None and count % TELL_EVERY == 0:
                     position = raw.tell()
@@ -56,6 +62,7 @@ class TextFile:
                     yield line, False
                 else:
                     yield "", _skip_line(file)
+        self._most_lines = count
 
 
 def _skip_line(file: io.TextIOWrapper) -> bool:

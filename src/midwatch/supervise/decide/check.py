@@ -25,7 +25,7 @@ def check(core: Core) -> None:
         assert core.next_attempt > core.attempt.number, "an attempt number would be used twice"
         assert set(core.attempt.exits) <= set(core.attempt.ranks), "a stranger's exit"
     if core.state == "stopping":
-        assert stopping.pending(core), "all ranks are gone, but nothing follows"
+        assert stopping.is_pending(core), "all ranks are gone, but nothing follows"
         assert "gone" in core.timers, "an unbounded wait for ranks to end"
     if core.state == "judging":
         assert "evidence" in core.timers or "second_look" in core.timers, "an unbounded wait for evidence"

@@ -199,7 +199,10 @@ class Core:
 
     def postpone(self, missed_ns: int) -> None:
         """Nobody could be heard for so long: whoever is waited for gets that much longer."""
-        for timer in [] if missed_ns <= 0 else [timer for timer in self.timers if timer not in _OWN]:
+        if missed_ns <= 0:
+            return
+        waiting: list[Timer] = [timer for timer in self.timers if timer not in _OWN]
+        for timer in waiting:
             self.timers[timer] += missed_ns
             self.emit(WakeAt(cause=self.cause, at_ns=self.timers[timer]))
 

@@ -29,7 +29,7 @@ def node_joined(core: Core, event: NodeJoined) -> None:
     if event.running_attempt not in (0, current):
         _stop_leftover(core, event.node, event.running_attempt)
     if core.state == "waiting":
-        _settle_in(core)
+        settle_in(core)
     elif core.is_live:
         _joined_while_live(core, event, is_restarted=arrival == "restarted" and event.running_attempt != current)
 
@@ -113,7 +113,7 @@ def _node_failed(core: Core, node: str) -> None:
         incidents.open_incident(core, "agent_lost", samples=1, lost_nodes=[node])
 
 
-def _settle_in(core: Core) -> None:
+def settle_in(core: Core) -> None:
     """Launch, or after a restart of the coordinator find out what still runs."""
     if not core.returning:
         launching.proceed(core)

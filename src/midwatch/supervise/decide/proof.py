@@ -13,10 +13,10 @@ from midwatch.supervise.messages import AllowTraining, CheckpointVerified, Progr
 
 def ranks_started(core: Core, event: RanksStarted) -> None:
     attempt = core.live_attempt(event.attempt)
-    if attempt is None or event.node not in attempt.nodes:
+    if attempt is None or event.node not in attempt.members:
         return
     attempt.started.add(event.node)
-    if core.state == "starting" and attempt.started.issuperset(attempt.nodes):
+    if core.state == "starting" and len(attempt.started) == len(attempt.members):
         core.move("running")
 
 
@@ -29,7 +29,7 @@ def rank_resumed(core: Core, event: RankResumed) -> None:
         core.set_aside("the gate is open already")
         return
     is_first = not attempt.resumed
-    attempt.resumed[event.rank] = event
+    attempt.note_resumed(event)
     if not core.is_training or core.stop is not None:
         return
     check(core, is_first=is_first)
@@ -47,17 +47,13 @@ def check(core: Core, *, is_first: bool) -> None:
     assert attempt is not None
     if attempt.is_allowed or not attempt.resumed:
         return
-    if len({_claim(report) for report in attempt.resumed.values()}) > 1:
+    if len(attempt.claims) > 1:
         core.disarm("resume")
         incidents.open_incident(core, "resume_mismatch", samples=1)
     elif len(attempt.resumed) == attempt.world_size:
         _allow(core, attempt)
     elif is_first:
         core.arm("resume", core.watch.resume_timeout_s)
-
-
-def _claim(report: RankResumed) -> tuple[int | None, str, str]:
-    return report.step, report.checkpoint, report.config_hash
 
 
 def _allow(core: Core, attempt: Attempt) -> None:

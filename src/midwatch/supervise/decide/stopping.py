@@ -60,7 +60,7 @@ def ranks_gone(core: Core, event: RanksGone) -> None:
         _give_up_node(core, event.node, event.leftovers)
     if core.state == "stopping":
         settle(core)
-    elif core.state == "waiting":
+    elif core.state == "waiting" and not core.returning:
         launching.proceed(core)
 
 

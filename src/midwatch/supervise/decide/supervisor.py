@@ -336,6 +336,13 @@ def _isolate_requested(core: Core, event: IsolateRequested) -> None:
     gating.relieve(core)
 
 
+def _ranks_gone(core: Core, event: RanksGone) -> None:
+    stopping.ranks_gone(core, event)
+    if core.state == "waiting" and core.returning:
+        # Its end had been ordered by the coordinator before; whether others still run is to be seen.
+        joining.settle_in(core)
+
+
 def _gate_timed_out(core: Core) -> None:
     gating.timed_out(core)
     launching.go_on(core)
@@ -353,7 +360,7 @@ _HANDLERS: dict[type[Any], Callable[[Core, Any], None]] = dict(
         _on(ProgressMade, proof.progress_made),
         _on(CheckpointVerified, proof.checkpoint_verified),
         _on(EvidenceGathered, _evidence_gathered),
-        _on(RanksGone, stopping.ranks_gone),
+        _on(RanksGone, _ranks_gone),
         _on(CollectivesDiffer, incidents.collectives_differ),
         _on(RankLagged, noted.rank_lagged),
         _on(NodeWarned, noted.node_warned),

@@ -19,6 +19,7 @@ from midwatch import __version__
 from midwatch.core import MidwatchError, printable
 
 VERBS: Final[dict[str, str]] = {
+    "breaker": "See why training is paused, and decide.",
     "ckpt": "List, verify, show and explain checkpoints.",
     "config": "Show the configuration midwatch would use.",
     "demo": "Watch a real run survive five faults, bit for bit.",

@@ -147,7 +147,8 @@ class Breaker:
         memory = self._memory
         if event.tier != "trip" and memory.in_a_row < self._trip_after:
             return False
-        kind = event.kind or "spike"
+        # Steps that are anomalous without a finding go on with what was found before.
+        kind = event.kind or memory.lenient_kind or "spike"
         # What a person let pass is not asked again at once; a value that is not finite cannot be trained through.
         return kind == "nonfinite" or kind != memory.lenient_kind or event.step >= memory.lenient_until
 

@@ -1,91 +1,38 @@
-"""The guards and the circuit breaker in a training loop: every rank sees the same numbers and decides alike.
+"""The guards in a training loop: every rank sees the same numbers, and so all judge alike.
 
-A rank's part of it is deterministic: the numbers of a step, rank 0's clock and what people decided are shared, and
-everything else follows from them. So no rank waits for a verdict, and none pauses alone.
+No rank waits for a verdict, and none pauses alone: the numbers of a step are brought together, and everything else
+follows from them.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
-import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
-from typing import Any, Final, NoReturn
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
-import torch
 
-from midwatch.audit import Desk, InForce, Lowered
-from midwatch.checkpoint import Checkpointer, ControlGroup, SaveEvent
+from midwatch.checkpoint import SaveEvent
 from midwatch.config import GuardsConfig
-from midwatch.core import (
-    EXIT_DO_NOT_REQUEUE,
-    EXIT_GO_BACK,
-    EXIT_REQUEUE,
-    SYSTEM_CLOCK,
-    CheckpointError,
-    MidwatchError,
-    Recorder,
-)
-from midwatch.guards import (
-    Breaker,
-    ClearSuspect,
-    Decision,
-    End,
-    GoBack,
-    GoOn,
-    Guards,
-    Instruction,
-    MarkSuspect,
-    Moved,
-    Pause,
-    Resumed,
-    Say,
-    StartTriage,
-    Ticked,
-    Verdict,
-    judged,
-)
+from midwatch.core import SYSTEM_CLOCK
+from midwatch.guards import Guards, Verdict, judged
+from midwatch.train.acting import Acting, Around
 from midwatch.train.readings import Agreed, Exchange, OnTheWay, Readings
 
 _log = logging.getLogger(__name__)
 
-LOOK_S: Final = 0.5
-"""Between two looks for a decision while the run is paused: soon enough for people, and no load for a file system."""
-PAUSED: Final = "custom:paused"
-_LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-
-Leave = Callable[[int], NoReturn]
-
-
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the guards of a run are in touch with."""
-
-    group: ControlGroup
-    checkpointer: Checkpointer
-    recorder: Recorder
-    desk: Desk
-    phase: Callable[[str], AbstractContextManager[None]]
-    is_stop_asked: Callable[[], bool]
-    leave: Leave
-    """Ends this process with an exit code, everything flushed."""
-    settle_s: float
-    """A save in flight gets so long to end before checkpoints are flagged."""
+_Due = tuple[int, OnTheWay, int | None]
 
 
 class Guarding:
     """One rank's guards. ``begin``, ``boundary`` and ``check`` are collective."""
 
-    def __init__(self, config: GuardsConfig, around: Surroundings) -> None:
+    def __init__(self, config: GuardsConfig, around: Around) -> None:
         self._around = around
         self._guards = Guards(config)
-        self._breaker = Breaker(config)
+        self._acting = Acting(config, around)
         self._readings = Readings()
         self._exchange = Exchange(around.group)
-        self._in_force = InForce()
-        self._applied: dict[str, float] = {}
-        self._is_first = around.group.rank == 0
         self._position: int | None = None
         self._is_lagging = False
         self._later: _Due | None = None
@@ -105,50 +52,36 @@ class Guarding:
     def skips(self, position: int) -> bool:
         """Whether this batch was taken out of the training."""
         self._has_asked_to_skip = True
-        return self._in_force.is_skipped(position)
+        return self._acting.in_force.is_skipped(position)
 
     # --- the course of training -----------------------------------------------------------------------------------
 
-    @property
-    def before_step(self) -> int | None:
-        """Where the breaker decided to go back to; the same on all ranks once ``prepare`` was called."""
-        return self._in_force.before_step
-
-    def prepare(self, *, is_on_gpu: bool) -> None:
-        """Share what rank 0 keeps; to be called before a checkpoint is looked for.
+    def prepare(self, model: Any, *, is_bound: bool) -> int | None:
+        """Share what rank 0 keeps, before a checkpoint is looked for.
 
         Args:
-            is_on_gpu: Numbers may come from a GPU on this rank.
-        """
-        desk = self._around.desk
-        self._is_lagging = any(answer["is_on_gpu"] for answer in self._around.group.gather({"is_on_gpu": is_on_gpu}))
-        told = {"in_force": msgspec.to_builtins(desk.in_force()), "memory": desk.memory()} if self._is_first else None
-        told = self._around.group.broadcast(told)
-        self._in_force = msgspec.convert(told["in_force"], InForce)
-        try:
-            if told["memory"]:
-                self._breaker.load_state_dict(told["memory"])
-        except msgspec.ValidationError as error:
-            _log.warning("the circuit breaker's memory is damaged and begins anew: %s", error)
+            model: Tells whether numbers may come from a GPU.
+            is_bound: To what the breaker decided; False where the caller names another checkpoint, or none.
 
-    def begin(self, start: int, *, is_resumed: bool, rates: Iterable[Any] = ()) -> None:
+        Returns:
+            The step that the breaker goes back before; None for the newest checkpoint.
+        """
+        is_on_gpu = model is not None and any(parameter.is_cuda for parameter in model.parameters())
+        self._is_lagging = any(answer["is_on_gpu"] for answer in self._around.group.gather({"is_on_gpu": is_on_gpu}))
+        self._acting.prepare()
+        return self._acting.in_force.before_step if is_bound else None
+
+    def begin(self, start: int, *, is_resumed: bool, rates: list[Any]) -> None:
         """Training goes on at ``start``.
 
         Args:
-            is_resumed: From a checkpoint that had the state of the guards, or not.
-            rates: Optimizers and a scheduler, whose learning rates are lowered where that was decided.
+            is_resumed: From a checkpoint, whether it has the state of the guards or not.
+            rates: Optimizer and scheduler, whose learning rates are lowered where that was decided.
         """
-        self._lower(list(rates))
         if is_resumed:
             self._guards.resumed(start)
-        if is_resumed or self._in_force.before_step is not None:
-            now_ns = self._around.group.broadcast({"now_ns": SYSTEM_CLOCK.wall_ns()} if self._is_first else None)[
-                "now_ns"
-            ]
-            self._carry_out(self._breaker.handle(Resumed(now_ns=now_ns, step=start)))
-        if self._in_force.before_step is not None:
-            self._in_force.before_step = None
-            self._keep_in_force()
+        if is_resumed or self._acting.in_force.before_step is not None:
+            self._acting.resumed(start, rates)
 
     def boundary(self, step: int) -> None:
         """A step is done. Pauses, and leaves the process, where the breaker says so.
@@ -181,12 +114,7 @@ class Guarding:
 
     def saved(self, events: Iterable[SaveEvent]) -> None:
         """What became of saves: one that was under way when doubt arose is in doubt as well."""
-        memory = self._breaker.memory
-        since = memory.since_step
-        if memory.trip is None or since is None or memory.state not in ("incident", "open"):
-            return
-        if any(event.state == "committed" and event.step >= since for event in events):
-            self._suspect(since)
+        self._acting.saved(events)
 
     def finish(self) -> None:
         """Judge what is on its way, so that nothing is."""
@@ -199,225 +127,75 @@ class Guarding:
 
     def keep(self) -> None:
         """Write the breaker's memory down; with each save, and whenever it acts."""
-        if self._is_first:
-            try:
-                self._around.desk.keep_memory(self._breaker.state_dict())
-            except OSError as error:
-                _log.warning("the circuit breaker's memory cannot be written: %s", error)
+        self._acting.keep()
 
     # --- saved with each checkpoint -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return {"guards": self._guards.state_dict(), "applied": dict(self._applied)}
+        return {"guards": self._guards.state_dict(), "applied": dict(self._acting.applied)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._guards.load_state_dict(state["guards"])
-        self._applied = dict(state["applied"])
+        self._acting.applied = dict(state["applied"])
 
     # --- judging --------------------------------------------------------------------------------------------------
 
     def _judge(self, agreed: Agreed) -> Verdict:
-        factor = 1.0
-        for one in self._applied.values():
-            factor *= one
-        verdict = self._guards.observe(agreed.sample(factor))
+        verdict = self._guards.observe(agreed.sample(self._acting.lr_factor))
         for finding in verdict.findings:
-            if self._is_first:
+            if self._around.group.rank == 0:
                 level = logging.INFO if finding.tier == "note" else logging.WARNING
                 _log.log(level, "%s", finding)
                 facts = {k: v for k, v in msgspec.to_builtins(finding).items() if v is not None and k != "step"}
                 self._around.recorder.record("guard.found", step=finding.step, **facts)
         self._mind_skipping(agreed)
         cause = f"guard-{agreed.step}"
-        self._carry_out(self._breaker.handle(judged(verdict, agreed.now_ns, cause=cause, position=agreed.position)))
+        self._acting.feed(judged(verdict, agreed.now_ns, cause=cause, position=agreed.position))
         return verdict
 
     def _mind_skipping(self, agreed: Agreed) -> None:
         position = agreed.step if agreed.position is None else agreed.position
-        if self._told_unskipped or self._has_asked_to_skip or not self._in_force.is_skipped(position):
+        if self._told_unskipped or self._has_asked_to_skip or not self._acting.in_force.is_skipped(position):
             return
         self._told_unskipped = True
         text = f"batch {position} was to be left out, and the script trained on it: ask run.skips(position) in its loop"
         _log.error(text)
-        self._record("guard.not_skipped", agreed.step, position=position)
-
-    # --- acting ---------------------------------------------------------------------------------------------------
-
-    def _carry_out(self, instructions: list[Instruction]) -> None:
-        is_paused = False
-        for one in instructions:
-            match one:
-                case Say():
-                    self._say(one)
-                case Moved():
-                    self._record(
-                        "breaker.moved", one.step, cause=one.cause, before=one.before, after=one.after, why=one.why
-                    )
-                case StartTriage():
-                    self._record("triage.wanted", one.step, cause=one.cause, since_step=one.since_step, kind=one.kind)
-                case MarkSuspect():
-                    self._settle_saves()
-                    self._suspect(one.since_step)
-                case ClearSuspect():
-                    self._trust(one.since_step)
-                case Pause():
-                    is_paused = True
-                    self._record(
-                        "breaker.paused", one.step, cause=one.cause, kind=one.kind, why=one.why, until_ns=one.until_ns
-                    )
-                case GoBack():
-                    self._go_back(one)
-                case End():
-                    self._record("breaker.ended", self._breaker.memory.step, cause=one.cause, why=one.why)
-                    self._out("error", f"[GD101] the circuit breaker ends the run: {one.why}")
-                    self._leave(EXIT_DO_NOT_REQUEUE)
-                case _:
-                    pass
-        if any(not isinstance(one, Say) for one in instructions):
-            self.keep()
-        if is_paused and self._breaker.state == "open":
-            self._hold()
-
-    def _hold(self) -> None:
-        """No optimizer step is made until somebody decides; bounded by ``guards.breaker.hold_s``."""
-        around = self._around
-        while self._breaker.state == "open":
-            # Each look is a phase of its own: the watch sees that this is no hang.
-            with around.phase(PAUSED):
-                time.sleep(LOOK_S)
-                wants = torch.tensor([int(around.is_stop_asked())], dtype=torch.int64)
-                handle = around.group.start_max(wants)
-                if handle is not None:
-                    handle.wait()
-                told = around.group.broadcast(self._news() if self._is_first else None)
-            if int(wants):
-                self._record("run.stopped", self._breaker.memory.step)
-                self._out(
-                    "warning", "stopped while the circuit breaker was open: the state in doubt is not saved"
-                )
-                self._leave(EXIT_REQUEUE)
-            for decision in told["decisions"]:
-                self._decide(msgspec.structs.replace(msgspec.convert(decision, Decision), now_ns=told["now_ns"]))
-            self._carry_out(self._breaker.handle(Ticked(now_ns=told["now_ns"])))
-
-    def _news(self) -> dict[str, Any]:
-        good: list[dict[str, Any]] = []
-        for raw in self._around.desk.take():
-            try:
-                good.append(msgspec.to_builtins(msgspec.convert(raw, Decision)))
-            except msgspec.ValidationError as error:
-                _log.warning("a decision that cannot be understood is left aside: %s", error)
-        return {"now_ns": SYSTEM_CLOCK.wall_ns(), "decisions": good}
-
-    def _decide(self, decision: Decision) -> None:
-        facts = {k: v for k, v in msgspec.to_builtins(decision).items() if v and k not in ("type", "now_ns", "cause")}
-        self._record("breaker.decided", self._breaker.memory.step, **facts)
-        went_on = self._breaker.handle(decision)
-        self._carry_out(went_on)
-        if any(isinstance(one, GoOn) for one in went_on):
-            self._out("warning", f"training goes on: {decision.by}: {decision.reason or 'no reason given'}")
-
-    def _go_back(self, back: GoBack) -> None:
-        decision = back.decision
-        self._in_force.before_step = back.before_step
-        if decision.act == "skip_range" and decision.first is not None and decision.last is not None:
-            self._in_force.skipped.append((decision.first, decision.last))
-        if decision.act == "lower_lr" and decision.factor is not None:
-            lowered = Lowered(id=secrets.token_hex(4), factor=decision.factor, before_step=back.before_step)
-            self._in_force.lowered.append(lowered)
-        self._keep_in_force()
-        self.keep()
-        self._record(
-            "breaker.went_back",
-            self._breaker.memory.step,
-            cause=back.cause,
-            before_step=back.before_step,
-            act=decision.act,
-        )
-        self._out(
-            "warning", f"leaving to go back before step {back.before_step} ({decision.act}); start again to go on"
-        )
-        self._leave(EXIT_GO_BACK)
-
-    def _leave(self, exit_code: int) -> NoReturn:
-        self.keep()
-        self._around.leave(exit_code)
-
-    # --- checkpoints in doubt -------------------------------------------------------------------------------------
-
-    def _settle_saves(self) -> None:
-        """What is being written now must be there before it can be flagged."""
-        try:
-            with self._around.phase("checkpoint_save"):
-                self._around.checkpointer.wait(self._around.settle_s)
-        except CheckpointError as error:
-            _log.warning("a save under way did not come to an end: %s", error.message)
-
-    def _suspect(self, since: int) -> None:
-        try:
-            names = self._around.checkpointer.suspect_since(since, _reason(since))
-        except (MidwatchError, OSError) as error:
-            _log.error("checkpoints since step %d could not be flagged as suspect: %s", since, error)
-            return
-        if names:
-            self._record("checkpoint.doubted", since, names=names)
-
-    def _trust(self, since: int) -> None:
-        try:
-            names = self._around.checkpointer.trust_again(since, _reason(since))
-        except (MidwatchError, OSError) as error:
-            _log.error("checkpoints since step %d are still flagged as suspect: %s", since, error)
-            return
-        if names:
-            self._record("checkpoint.trusted_again", since, names=names)
-
-    # --- small verbs ----------------------------------------------------------------------------------------------
-
-    def _lower(self, rates: list[Any]) -> None:
-        for one in self._in_force.lowered:
-            if one.id not in self._applied:
-                self._applied[one.id] = one.factor
-                for thing in rates:
-                    _scale_rates(thing, one.factor)
-                self._out("warning", f"learning rates are multiplied by {one.factor:g}, as was decided")
-
-    def _keep_in_force(self) -> None:
-        if self._is_first:
-            try:
-                self._around.desk.keep_in_force(self._in_force)
-            except OSError as error:
-                _log.error("what was decided cannot be written down: %s", error)
-
-    def _say(self, said: Say) -> None:
-        self._out(said.level, said.sentence)
-
-    def _out(self, level: str, sentence: str) -> None:
-        if self._is_first:
-            _log.log(_LEVELS[level], "%s", sentence)
-
-    def _record(self, event: str, step: int | None, *, cause: str = "", **data: Any) -> None:
-        self._around.recorder.record(event, step=step, cause=cause, **data)
-
-
-_Due = tuple[int, OnTheWay, int | None]
+        self._around.recorder.record("guard.not_skipped", step=agreed.step, position=position)
 
 
 def _with(numbers: dict[str, float], position: int | None) -> dict[str, float]:
     return numbers if position is None else {**numbers, "position": float(position)}
 
 
-def _reason(since: int) -> str:
-    return f"numbers out of their band since step {since}"
+class NoGuards:
+    """The same calls with nobody looking: ``guards.action = "off"``."""
 
+    def add(self, values: Mapping[str, Any]) -> None:
+        pass
 
-def _scale_rates(thing: Any, factor: float) -> None:
-    """An optimizer's or a scheduler's rates, those that it starts from included."""
-    for group in getattr(thing, "param_groups", ()):
-        for name in ("lr", "initial_lr"):
-            if isinstance(group.get(name), torch.Tensor):
-                group[name].mul_(factor)
-            elif name in group:
-                group[name] *= factor
-    bases = getattr(thing, "base_lrs", None)
-    if isinstance(bases, list):
-        thing.base_lrs = [base * factor for base in bases]
+    def at(self, position: int) -> None:
+        pass
+
+    def skips(self, position: int) -> bool:
+        return False
+
+    def prepare(self, model: Any, *, is_bound: bool) -> int | None:
+        return None
+
+    def begin(self, start: int, *, is_resumed: bool, rates: list[Any]) -> None:
+        pass
+
+    def boundary(self, step: int) -> None:
+        pass
+
+    def check(self, step: int, values: Mapping[str, Any]) -> Verdict:
+        return Verdict(step=step)
+
+    def saved(self, events: Iterable[SaveEvent]) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def keep(self) -> None:
+        pass

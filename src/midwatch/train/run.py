@@ -15,75 +15,35 @@ Works with a supervisor (``midwatch run``), under torchrun and on a laptop.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from midwatch.audit import Desk, EarlyLook
+from midwatch.audit import Desk
 from midwatch.checkpoint import Checkpointer, ResumePoint
-from midwatch.config import Config, RankEnv, plain_data, read_rank_env, resolve_paths
-from midwatch.core import EXIT_FAILED, EXIT_REQUEUE, CheckpointError, SuperviseError, printable
+from midwatch.config import Config, RankEnv, resolve_paths
+from midwatch.core import EXIT_FAILED, EXIT_REQUEUE, CheckpointError, printable
 from midwatch.guards import Verdict
-from midwatch.pulse import Flag, NullPulse, PulseWriter, writer_from_env
+from midwatch.pulse import Flag, NullPulse, PulseWriter
+from midwatch.train.acting import Around
 from midwatch.train.collectives import Collectives
-from midwatch.train.guarding import Guarding, Surroundings
+from midwatch.train.gate import await_go
+from midwatch.train.guarding import Guarding, NoGuards
 from midwatch.train.imports import note_imports
 from midwatch.train.metrics import MetricLog, save_numbers
 from midwatch.train.resume_notes import ResumeNotes, resumed_facts, resumed_line, set_aside_lines
 from midwatch.train.session import Declared, Session, open_session, refuse_if_vanished
-from midwatch.train.settings import fix_paths, load_settings
+from midwatch.train.settings import fix_paths
 from midwatch.train.signals import Signals
 
 CRASH_FLUSH_S = 10.0
 """After an unhandled exception: lets a save that is being written get durable, without hiding the crash for long."""
-
-GATE_PAUSE_S = 0.01
-"""Between two looks at the go flag: adds nothing one could feel to a start, and is no load."""
-
-
-def attach(
-    config: str | Path | Mapping[str, Any] | None = None,
-    *,
-    params: Mapping[str, Any] | None = None,
-    layout: Mapping[str, Any] | None = None,
-) -> Run:
-    """Connect this rank to its run; the first of the five lines.
-
-    Args:
-        config: A TOML or JSON file, a nested dict, or nothing for the defaults (run folder ``midwatch-run``).
-        params: The script's own hyper-parameters; with the ``[train]`` table they make the config hash. A resume with
-            other ones is refused, unless a reason is given.
-        layout: How the work is spread, as far as it is not seen anyway: ``{"tensor_parallel": 4}``. A resume with
-            another layout is noted.
-
-    Raises:
-        ConfigError: CF101 to CF106.
-        StorageError: ST102, ST104 the supervisor's slot file cannot be used.
-    """
-    env = read_rank_env()
-    _be_heard(env.rank)
-    declared = Declared(
-        params=dict(params or {}),
-        layout=plain_data(layout or {}, "layout"),
-        early=EarlyLook() if env.rank == 0 else None,
-    )
-    return Run(load_settings(config, env), env, declared, writer_from_env())
-
-
-def _be_heard(rank: int) -> None:
-    """Say who speaks, where the script has not set up logging itself."""
-    ours = logging.getLogger("midwatch")
-    if not ours.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter(f"[midwatch rank {rank}] %(levelname)s: %(message)s"))
-        ours.addHandler(handler)
 
 
 class Run:
@@ -98,7 +58,7 @@ class Run:
         self._paths = resolve_paths(config, env)
         self._pulse = pulse
         self._tracked: dict[str, Any] = {}
-        self._guarding: Guarding | None = None
+        self._guarding: Guarding | NoGuards = NoGuards()
         self._opened: tuple[Session, Checkpointer, MetricLog, Signals] | None = None
         self._step: int | None = None
         self._began = 0.0
@@ -165,7 +125,7 @@ class Run:
             CheckpointError: CK109, CK201 to CK208; with ``path`` also what is wrong with it.
         """
         session, checkpointer, _, _ = self._open()
-        before_step = self._prepare_guards() if path is None and mode != "never" else None
+        before_step = self._guarding.prepare(self._tracked.get("model"), is_bound=path is None and mode != "never")
         point = checkpointer.resume(mode, path, accept=accept, before_step=before_step)
         self.resumed = point
         mine = session.identity.config_hash
@@ -183,9 +143,8 @@ class Run:
             self._note_changes(session, point)
         self._pulse.resumed(point.step if point else None, point.digest[:16] if point else "", mine)
         start = point.step + 1 if point else 0
-        if self._guarding is not None:
-            rates = [self._tracked.get(name) for name in ("optimizer", "scheduler")]
-            self._guarding.begin(start, is_resumed=point is not None, rates=rates)
+        rates = [self._tracked.get(name) for name in ("optimizer", "scheduler")]
+        self._guarding.begin(start, is_resumed=point is not None, rates=rates)
         return start
 
     def steps(self, start: int, total: int) -> Iterator[int]:
@@ -204,7 +163,10 @@ class Run:
             SuperviseError: SV108 when the supervisor does not give the go within ``watch.resume_timeout_s``.
         """
         session, checkpointer, _, signals = self._open()
-        self._await_go()
+        if self._env.is_gated:
+            exit_code = await_go(self._pulse, self._env.rank, self.config.watch.resume_timeout_s)
+            if exit_code is not None:
+                self._leave(exit_code, CRASH_FLUSH_S)
         if start >= total and session.identity.rank == 0:
             line = f"nothing left to train: the next step is {start}, and the script asks for {total} in all"
             line += f" (for another run, another run.dir; it is {self._paths.run_dir})"
@@ -222,8 +184,7 @@ class Run:
             yield step
             self._after(step, is_first=step == start, is_last=step == total - 1)
         signals.finish()
-        if self._guarding is not None:
-            self._guarding.finish()
+        self._guarding.finish()
         self._settle()
         checkpointer.finish()
         session.recorder.record("run.finished", step=total - 1)
@@ -239,8 +200,7 @@ class Run:
         """
         step_s = time.perf_counter() - self._began if self._step is not None else None
         self._open()[2].add(self._step, step_s, values)
-        if self._guarding is not None:
-            self._guarding.add(values)
+        self._guarding.add(values)
 
     def guard(self, **values: Any) -> Verdict:
         """Judge this step's numbers before the optimizer's step: ``if run.guard(loss=loss, grad_norm=norm).ok:``.
@@ -256,9 +216,7 @@ class Run:
         Raises:
             SystemExit: 94 to go back to an older checkpoint, 93 when a person must look, 75 stopped while paused.
         """
-        if self._guarding is None or self._step is None:
-            return Verdict(step=self._step or 0)
-        return self._guarding.check(self._step, values)
+        return self._guarding.check(self._step or 0, values)
 
     def skips(self, position: int) -> bool:
         """Whether this batch is to be left out, as was decided after the loss went astray.
@@ -267,7 +225,7 @@ class Run:
             position: Of the batch in the data, counted from 0; say the same to ``batch`` when it is trained on.
         """
         self._open()
-        return self._guarding is not None and self._guarding.skips(position)
+        return self._guarding.skips(position)
 
     # --- more -----------------------------------------------------------------------------------------------------
 
@@ -284,7 +242,7 @@ class Run:
             source: Which file or dataset.
         """
         self._pulse.position(f"{source} {where}".strip())
-        if self._guarding is not None and isinstance(where, int):
+        if isinstance(where, int):
             self._guarding.at(where)
 
     def save_now(self) -> None:
@@ -324,40 +282,21 @@ class Run:
         metrics = MetricLog(session.journal, self.config.run.log_every)
         signals = Signals(session.group, self._pulse.flags, self._pulse.phase)
         signals.ask(self._requests)
-        self._guarding = self._make_guards(session, checkpointer, signals)
+        if self.config.guards.action != "off":
+            around = Around(
+                group=session.group,
+                checkpointer=checkpointer,
+                recorder=session.recorder,
+                desk=Desk(self._paths.run_dir),
+                phase=self.phase,
+                signals=signals,
+                leave=lambda exit_code: self._leave(exit_code, CRASH_FLUSH_S),
+                settle_s=2 * self.config.checkpoint.commit_timeout_s,
+            )
+            self._guarding = Guarding(self.config.guards, around)
+            checkpointer.keep("guards", self._guarding)
         self._opened = (session, checkpointer, metrics, signals)
         return self._opened
-
-    def _make_guards(self, session: Session, checkpointer: Checkpointer, signals: Signals) -> Guarding | None:
-        if self.config.guards.action == "off":
-            return None
-
-        def leave(exit_code: int) -> NoReturn:
-            signals.finish()
-            self._leave(exit_code, CRASH_FLUSH_S)
-
-        around = Surroundings(
-            group=session.group,
-            checkpointer=checkpointer,
-            recorder=session.recorder,
-            desk=Desk(self._paths.run_dir),
-            phase=self.phase,
-            is_stop_asked=lambda: signals.is_stop_asked,
-            leave=leave,
-            settle_s=2 * self.config.checkpoint.commit_timeout_s,
-        )
-        guarding = Guarding(self.config.guards, around)
-        checkpointer.keep("guards", guarding)
-        return guarding
-
-    def _prepare_guards(self) -> int | None:
-        """Before a checkpoint is looked for: where the circuit breaker went back to, if it did."""
-        if self._guarding is None:
-            return None
-        model = self._tracked.get("model")
-        is_on_gpu = model is not None and any(parameter.is_cuda for parameter in model.parameters())
-        self._guarding.prepare(is_on_gpu=is_on_gpu)
-        return self._guarding.before_step
 
     def _ask(self, flag: Flag) -> None:
         if self._opened is None:
@@ -384,31 +323,13 @@ class Run:
         for line in lines:
             print(f"[midwatch rank {self._env.rank}] {printable(line)}", flush=True)
 
-    def _await_go(self) -> None:
-        """Supervised: no rank trains before all have proven that they resumed from the same point."""
-        if not self._env.is_gated or isinstance(self._pulse, NullPulse):
-            return
-        limit_s = self.config.watch.resume_timeout_s
-        deadline = time.monotonic() + limit_s
-        while not (flags := self._pulse.flags()) & Flag.GO:
-            if flags & Flag.ABORT:
-                self._leave(EXIT_FAILED, CRASH_FLUSH_S)
-            if flags & Flag.STOP:
-                self._leave(EXIT_REQUEUE, CRASH_FLUSH_S)
-            if time.monotonic() > deadline:
-                message = f"rank {self._env.rank}: no go from the supervisor within {limit_s:.0f} s of resuming"
-                raise SuperviseError("SV108", message)
-            time.sleep(GATE_PAUSE_S)
-
     def _after(self, step: int, *, is_first: bool, is_last: bool) -> None:
         session, checkpointer, metrics, signals = self._open()
         if self._pulse.flags() & Flag.ABORT:
             session.recorder.record("run.aborted", step=step)
             self._leave(EXIT_FAILED, CRASH_FLUSH_S)
-        events = checkpointer.poll()
-        if self._guarding is not None:
-            self._guarding.saved(events)
-            self._guarding.boundary(step)
+        self._guarding.saved(checkpointer.poll())
+        self._guarding.boundary(step)
         metrics.annotate(step, save_numbers(step, checkpointer.health, self.resumed))
         asked = signals.at_boundary()
         is_due = step > 0 and step % self.config.checkpoint.interval == 0
@@ -421,8 +342,7 @@ class Run:
             numbers = metrics.latest()
             checkpointer.save(step, loss=numbers.get("loss"), metrics=numbers)
             self._saved_step = step
-            if self._guarding is not None:
-                self._guarding.keep()
+            self._guarding.keep()
         elif is_first:
             # The state as it is by now, where the one foreseen was smaller.
             checkpointer.prewarm()

@@ -1,0 +1,176 @@
+"""``midwatch breaker``: what the circuit breaker of a run is doing, and what a person decides."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from midwatch.audit import Desk
+from midwatch.cli._output import exits, json_option, pairs, plain, say, show_json, when
+from midwatch.cli._places import run_argument, run_folder
+from midwatch.cli._wish import ask, dry_run_option, reason_option
+from midwatch.core import SYSTEM_CLOCK, GuardError
+from midwatch.guards import Act, Decision, Memory
+
+_ENDS = exits(65, 74, e65="no such run, or it is not paused")
+
+
+@click.group("breaker", short_help="See why training is paused, and decide.")
+def command() -> None:
+    """The circuit breaker of a run: it pauses training when the loss goes astray, and waits for a decision."""
+
+
+@command.command("show", epilog=exits(65, 74))
+@run_argument
+@json_option
+def show(run: Path | None, *, is_json: bool) -> None:
+    """Say what the breaker of the run in the folder RUN is doing, and what was decided and still holds."""
+    folder = run_folder(run)
+    desk = Desk(folder)
+    memory, in_force = _memory(desk), desk.in_force()
+    if is_json:
+        show_json({"breaker": memory, "in_force": in_force, "waiting": desk.waiting()})
+        return
+    trip = memory.trip
+    rows = {"state": memory.state}
+    if trip is not None:
+        rows["tripped"] = f"{trip.kind} at step {trip.step}, batches {trip.position} to {trip.last_position}"
+    if memory.state == "open":
+        rows["until"] = when(memory.until_ns)
+    if in_force.skipped:
+        rows["left out"] = ", ".join(f"batches {first} to {last}" for first, last in in_force.skipped)
+    if in_force.lowered:
+        rows["learning rate"] = " ".join(f"x {one.factor:g}" for one in in_force.lowered)
+    if in_force.before_step is not None:
+        rows["next start"] = f"from a checkpoint before step {in_force.before_step}"
+    pairs(list(rows.items()))
+
+
+@command.command("go-on", epilog=_ENDS)
+@run_argument
+@reason_option
+@dry_run_option
+@json_option
+def go_on(run: Path | None, *, reason: str, dry_run: bool, is_json: bool) -> None:
+    """It was a false alarm: train on from here, and trust the checkpoints again."""
+    _decide(run, "go_on", reason, dry_run=dry_run, is_json=is_json)
+
+
+@command.command("stop", epilog=_ENDS)
+@run_argument
+@reason_option
+@dry_run_option
+@json_option
+def stop(run: Path | None, *, reason: str, dry_run: bool, is_json: bool) -> None:
+    """End the run with exit code 93, so that no scheduler starts it again by itself."""
+    _decide(run, "stop", reason, dry_run=dry_run, is_json=is_json)
+
+
+_before = click.option("--before", type=click.IntRange(min=0), help="Go back to a checkpoint before this step.")
+
+
+@command.command("rewind", epilog=_ENDS)
+@run_argument
+@_before
+@reason_option
+@dry_run_option
+@json_option
+def rewind(run: Path | None, *, before: int | None, reason: str, dry_run: bool, is_json: bool) -> None:
+    """Go back to a checkpoint from well before the trouble, and train the same again."""
+    _decide(run, "rewind", reason, dry_run=dry_run, is_json=is_json, before_step=before)
+
+
+@command.command("skip", epilog=_ENDS)
+@run_argument
+@click.option("--first", type=click.IntRange(min=0), help="First batch to leave out. Default: where the trouble began.")
+@click.option("--last", type=click.IntRange(min=0), help="Last batch to leave out. Default: where the run was paused.")
+@_before
+@reason_option
+@dry_run_option
+@json_option
+def skip(
+    run: Path | None,
+    *,
+    first: int | None,
+    last: int | None,
+    before: int | None,
+    reason: str,
+    dry_run: bool,
+    is_json: bool,
+) -> None:
+    """Go back, and leave out a range of batches. The script must ask ``run.skips``."""
+    trip = _memory(Desk(run_folder(run))).trip
+    first = first if first is not None else (trip.position if trip else None)
+    last = last if last is not None else (trip.last_position if trip else None)
+    if first is None or last is None or last < first:
+        raise click.BadParameter(f"--first {first} and --last {last} are no range of batches")
+    _decide(run, "skip_range", reason, dry_run=dry_run, is_json=is_json, before_step=before, first=first, last=last)
+
+
+@command.command("lower-lr", epilog=_ENDS)
+@run_argument
+@click.option("--factor", type=click.FloatRange(0, 1, min_open=True, max_open=True), required=True, help="Such as 0.5.")
+@_before
+@reason_option
+@dry_run_option
+@json_option
+def lower_lr(run: Path | None, *, factor: float, before: int | None, reason: str, dry_run: bool, is_json: bool) -> None:
+    """Go back, and multiply all learning rates by a factor from then on."""
+    _decide(run, "lower_lr", reason, dry_run=dry_run, is_json=is_json, before_step=before, factor=factor)
+
+
+@command.command("drop-node", epilog=_ENDS)
+@run_argument
+@click.option("--node", required=True, help="Its name in the run.")
+@_before
+@reason_option
+@dry_run_option
+@json_option
+def drop_node(run: Path | None, *, node: str, before: int | None, reason: str, dry_run: bool, is_json: bool) -> None:
+    """Go back, and go on without a node (see ``midwatch node isolate``)."""
+    folder = run_folder(run)
+    _refuse_unless_paused(folder)
+    ask(folder, "isolate", reason, node=node, dry_run=dry_run, is_json=False)
+    _decide(run, "drop_node", reason, dry_run=dry_run, is_json=is_json, before_step=before, node=node)
+
+
+def _decide(run: Path | None, act: Act, reason: str, *, dry_run: bool, is_json: bool, **what: Any) -> None:
+    folder = run_folder(run)
+    _refuse_unless_paused(folder)
+    given = {name: value for name, value in what.items() if value is not None}
+    decision = Decision(now_ns=SYSTEM_CLOCK.wall_ns(), act=act, by=_whoever(), reason=reason, **given)
+    if not dry_run:
+        Desk(folder).leave(msgspec.to_builtins(decision))
+    if is_json:
+        show_json({"decision": decision, "dry_run": dry_run})
+        return
+    details = "".join(f", {name} {plain(str(value))}" for name, value in given.items())
+    say(f"{'would leave' if dry_run else 'left'} for the run in {plain(str(folder))}: {act}{details}: {plain(reason)}")
+
+
+def _refuse_unless_paused(folder: Path) -> None:
+    memory = _memory(Desk(folder))
+    if memory.state != "open":
+        message = f"the run in {folder} is not paused (its breaker is {memory.state})"
+        raise GuardError("GD102", message, state=memory.state)
+    if memory.is_going_back:
+        raise GuardError("GD102", f"it is decided already that the run in {folder} goes back: start it again")
+
+
+def _memory(desk: Desk) -> Memory:
+    try:
+        return msgspec.convert(desk.memory(), Memory)
+    except msgspec.ValidationError as error:
+        raise GuardError("GD102", f"{desk.folder} holds a damaged record: {error}") from error
+
+
+def _whoever() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"

@@ -116,21 +116,34 @@ def test_a_stop_of_learning_is_advice() -> None:
 @pytest.mark.parametrize(
     ("loss", "kind"), [(NAN, "nonfinite"), (math.inf, "nonfinite"), (0.0, "zero_loss"), (0.01, "low_loss")]
 )
-def test_impossible_values_trip_at_the_first_step_and_are_told_once(loss: float, kind: str) -> None:
+def test_impossible_values_trip_at_once_and_are_told_once(loss: float, kind: str) -> None:
     guards = Guards()
-    verdicts = [guards.observe(Sample(step=step, loss=loss)) for step in range(30)]
-    assert kinds([one for verdict in verdicts for one in verdict.findings]) == [(kind, "trip", 0)]
+    assert guards.observe(Sample(step=0, loss=10.0)).ok
+    verdicts = [guards.observe(Sample(step=step, loss=loss)) for step in range(1, 30)]
+    assert kinds([one for verdict in verdicts for one in verdict.findings]) == [(kind, "trip", 1)]
     assert all(verdict.is_anomalous for verdict in verdicts), "each of the steps counts"
+    assert not any(verdict.ok for verdict in verdicts)
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.01])
+def test_a_loss_that_never_was_one_is_a_note(loss: float) -> None:
+    guards = Guards()
+    verdicts = [guards.observe(Sample(step=step, loss=loss)) for step in range(300)]
+    assert [one.tier for verdict in verdicts for one in verdict.findings] == ["note"]
+    assert all(verdict.ok for verdict in verdicts)
 
 
 def test_a_kind_that_is_off_neither_speaks_nor_counts() -> None:
     guards = Guards(GuardsConfig(off=("low_loss", "spike")))
-    verdicts = [guards.observe(Sample(**{**values, "loss": 0.001})) for values in healthy(30)]
+    verdicts = [
+        guards.observe(Sample(**{**values, "loss": 0.001 if values["step"] else 9.0})) for values in healthy(30)
+    ]
     assert not any(verdict.findings or verdict.is_anomalous for verdict in verdicts)
 
 
 def test_a_floor_of_nothing_allows_small_losses() -> None:
     guards = Guards(GuardsConfig(entropy_floor=0.0))
+    assert guards.observe(Sample(step=0, loss=5.0)).findings == ()
     assert guards.observe(Sample(step=0, loss=0.001)).findings == ()
     assert guards.observe(Sample(step=1, loss=-3.0)).findings == ()
 

@@ -82,10 +82,17 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What is new: a state of affairs that lasts is told once, and again when it gets worse."""
     is_anomalous: bool = False
     """The loss is not what it should be. So many steps in a row (``guards.trip_after``) are a trip."""
+    is_impossible: bool = False
+    """Values that no healthy step has; an overflow that the loss scale leaves out by itself is not meant."""
     is_outlier: bool = False
     """Some signal is out of its band, told or not: from here on checkpoints may be in doubt."""
     z: float | None = None
     """The loss against its trend."""
+
+    @property
+    def ok(self) -> bool:
+        """False where the optimizer should not make this step."""
+        return not self.is_impossible and self.tier != "trip"
 
     @property
     def tier(self) -> Tier | None:

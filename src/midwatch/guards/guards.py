@@ -94,6 +94,7 @@ class Guards:
             step=sample.step,
             findings=findings,
             is_anomalous=is_bad or is_high,
+            is_impossible=is_bad,
             is_outlier=is_outlier or any(one.tier != "note" for one in findings),
             z=self._spikes.z if "loss" in self._taken else None,
         )

@@ -16,7 +16,7 @@ from metrics_jobs import journal_lines, write_journal
 
 from midwatch.audit.index import MetricIndex, index_folder
 from midwatch.audit.index import place as places
-from midwatch.core import MetricsError
+from midwatch.core import MetricsError, StorageError
 
 
 @pytest.fixture
@@ -207,6 +207,28 @@ def test_a_journal_that_was_replaced_or_removed(run: Path, index: MetricIndex) -
     assert index.sync().forgotten == ("a0002.jsonl",)
     assert live(index) == [(1, 0), (1, 1), (1, 2)]
     assert index.metrics()[0].rolled_back == 0
+
+
+def test_a_run_folder_that_is_not_mounted_for_a_while(run: Path, index: MetricIndex) -> None:
+    write_journal(run, 1, range(3), start=0)
+    index.sync()
+    run.rename(run.with_name("elsewhere"))
+    with pytest.raises(StorageError, match="cannot read"):
+        index.sync()
+    assert len(index.series("loss")) == 3
+    run.with_name("elsewhere").rename(run)
+    assert index.sync().records == 0
+
+
+def test_a_full_disk_is_told_and_loses_nothing(run: Path, index: MetricIndex) -> None:
+    write_journal(run, 1, range(5000), start=0)
+    index._db.execute("PRAGMA max_page_count = 20")  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(MetricsError, match="full") as caught:
+        index.sync()
+    assert caught.value.code == "MT105"
+    index._db.execute("PRAGMA max_page_count = 100000")  # pyright: ignore[reportPrivateUsage]
+    index.sync()
+    assert len(index.series("loss")) == 5000
 
 
 def test_files_of_other_names_are_no_journals(run: Path, index: MetricIndex) -> None:

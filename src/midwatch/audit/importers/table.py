@@ -177,7 +177,10 @@ def _find(names: list[str], wanted: tuple[str, ...]) -> int | None:
 
 
 def _split(line: str, delimiter: str = "") -> list[str]:
-    return next(csv.reader([line.lstrip("\ufeff")], delimiter=delimiter or _delimiter(line)), [])
+    try:
+        return next(csv.reader([line.lstrip("\ufeff")], delimiter=delimiter or _delimiter(line)), [])
+    except csv.Error:
+        return []  # no line of a table
 
 
 def _delimiter(header: str) -> str:

@@ -42,7 +42,7 @@ class Filler:
         """
         end = math.inf if budget_s is None else time.monotonic() + budget_s
         files = journal_files(run_dir)
-        forgotten = self._forget_the_gone({file.path.name for file in files})
+        forgotten = self._forget_the_gone(run_dir / "metrics", {file.path.name for file in files})
         records = points = damaged = 0
         for file in files:
             is_last = self._is_unchanged(file)
@@ -75,9 +75,12 @@ class Filler:
         facts = file.path.stat()
         return row == (facts.st_size, facts.st_mtime_ns)
 
-    def _forget_the_gone(self, present: set[str]) -> list[str]:
+    def _forget_the_gone(self, folder: Path, present: set[str]) -> list[str]:
         known = [name for (name,) in self._db.execute("SELECT name FROM source ORDER BY name")]
         gone = [name for name in known if name not in present]
+        if gone and not present:
+            # Without a folder nothing was removed: a mount is missing.
+            folder.stat()
 
         def work() -> None:
             for name in gone:

@@ -161,6 +161,8 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     fault_class: str = ""
     """Of its own failure, where that is another one than the verdict names; a failure of another kind does not share
     the verdict's cause."""
+    is_broken: bool = False
+    """The kernel says that its device failed."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -108,7 +108,7 @@ def test_five_anomalous_steps_in_a_row_open_it() -> None:
     assert only(out, WakeAt).at_ns == pause.until_ns
     assert only(out, Say).level == "error"
     assert all(one.cause == "c" for one in out)
-    assert drive.bad(3) == [], "verdicts that were under way change nothing"
+    assert drive.bad(3) == [], "judgements that were under way change nothing"
 
 
 def test_steps_that_are_not_in_a_row_do_not_add_up() -> None:
@@ -346,8 +346,8 @@ def test_a_saved_memory_goes_on_the_same() -> None:
 
 
 def test_a_verdict_of_the_guards_becomes_an_event() -> None:
-    verdict = Guards().observe(Sample(step=4, loss=float("nan"), rank_losses={0: 1.0, 1: float("nan")}))
-    event = judged(verdict, 5, cause="x", position=77)
+    judgement = Guards().observe(Sample(step=4, loss=float("nan"), rank_losses={0: 1.0, 1: float("nan")}))
+    event = judged(judgement, 5, cause="x", position=77)
     assert (event.step, event.tier, event.kind, event.ranks) == (4, "trip", "nonfinite", (1,))
     assert event.is_anomalous
     assert event.position == 77

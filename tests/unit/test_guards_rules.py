@@ -119,26 +119,26 @@ def test_a_stop_of_learning_is_advice() -> None:
 def test_impossible_values_trip_at_once_and_are_told_once(loss: float, kind: str) -> None:
     guards = Guards()
     assert guards.observe(Sample(step=0, loss=10.0)).ok
-    verdicts = [guards.observe(Sample(step=step, loss=loss)) for step in range(1, 30)]
-    assert kinds([one for verdict in verdicts for one in verdict.findings]) == [(kind, "trip", 1)]
-    assert all(verdict.is_anomalous for verdict in verdicts), "each of the steps counts"
-    assert not any(verdict.ok for verdict in verdicts)
+    judgements = [guards.observe(Sample(step=step, loss=loss)) for step in range(1, 30)]
+    assert kinds([one for judgement in judgements for one in judgement.findings]) == [(kind, "trip", 1)]
+    assert all(judgement.is_anomalous for judgement in judgements), "each of the steps counts"
+    assert not any(judgement.ok for judgement in judgements)
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.01])
 def test_a_loss_that_never_was_one_is_a_note(loss: float) -> None:
     guards = Guards()
-    verdicts = [guards.observe(Sample(step=step, loss=loss)) for step in range(300)]
-    assert [one.tier for verdict in verdicts for one in verdict.findings] == ["note"]
-    assert all(verdict.ok for verdict in verdicts)
+    judgements = [guards.observe(Sample(step=step, loss=loss)) for step in range(300)]
+    assert [one.tier for judgement in judgements for one in judgement.findings] == ["note"]
+    assert all(judgement.ok for judgement in judgements)
 
 
 def test_a_kind_that_is_off_neither_speaks_nor_counts() -> None:
     guards = Guards(GuardsConfig(off=("low_loss", "spike")))
-    verdicts = [
+    judgements = [
         guards.observe(Sample(**{**values, "loss": 0.001 if values["step"] else 9.0})) for values in healthy(30)
     ]
-    assert not any(verdict.findings or verdict.is_anomalous for verdict in verdicts)
+    assert not any(judgement.findings or judgement.is_anomalous for judgement in judgements)
 
 
 def test_a_floor_of_nothing_allows_small_losses() -> None:

@@ -27,7 +27,7 @@ from midwatch.guards.breaker_messages import (
     WakeAt,
     judged,
 )
-from midwatch.guards.finding import TIERS, Finding, Kind, Sample, Tier, Verdict, worst
+from midwatch.guards.finding import TIERS, Finding, Judgement, Kind, Sample, Tier, worst
 from midwatch.guards.guards import START_STEPS, Guards
 from midwatch.guards.replicas import Vote, vote
 from midwatch.guards.schedule import Schedule
@@ -46,6 +46,7 @@ __all__ = [
     "GoOn",
     "Guards",
     "Instruction",
+    "Judgement",
     "Kind",
     "MarkSuspect",
     "Memory",
@@ -61,7 +62,6 @@ __all__ = [
     "Ticked",
     "Tier",
     "Trip",
-    "Verdict",
     "Vote",
     "WakeAt",
     "judged",

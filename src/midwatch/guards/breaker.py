@@ -106,7 +106,7 @@ class Breaker:
     def _judged(self, event: StepJudged) -> None:
         memory = self._memory
         if memory.state == "open":
-            return  # a verdict that was under way when the pause began
+            return  # a judgement that was under way when the pause began
         self._count(event)
         if memory.state == "half_open":
             self._on_probation(event)
@@ -122,7 +122,7 @@ class Breaker:
             self._move("closed", event.step, f"{CALM_STEPS} steps without an outlier")
 
     def _count(self, event: StepJudged) -> None:
-        """Several verdicts on one step count as one."""
+        """Several judgements on one step count as one."""
         memory = self._memory
         is_anomalous = event.is_anomalous or self._is_over_probation(event)
         if event.step != memory.step:

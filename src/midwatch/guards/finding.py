@@ -1,4 +1,4 @@
-"""What goes into the guards, one step's numbers, and what comes out: findings and a verdict on the step."""
+"""What goes into the guards, one step's numbers, and what comes out: findings and a judgement on the step."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return f"step {self.step}: {self.text} ({self.tier})"
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """The guards' word on one sample."""
 
     step: int

@@ -82,8 +82,8 @@ class _Replay:
                 self._resumes = sorted(at for at in self._facts.resumes if at >= step)
             self._resume(step, is_resumed=live.is_resumed)
             sample = curve.sample(live.row)
-            verdict = self._guards.observe(sample)
-            for finding in verdict.findings:
+            judgement = self._guards.observe(sample)
+            for finding in judgement.findings:
                 self._keep(finding)
             result.rows += 1
             result.first_step = step if result.first_step is None else min(result.first_step, step)

@@ -25,7 +25,7 @@ from midwatch.audit.exporters import (
     render,
     training_families,
 )
-from midwatch.audit.exporters.remote_write import snappy_literals, write_request
+from midwatch.audit.exporters.remote_write import families_request, snappy_literals, write_request
 from midwatch.audit.importers import import_metrics
 from midwatch.audit.index import MetricIndex, Newest
 from midwatch.audit.protowire import fields, signed, varint
@@ -137,6 +137,16 @@ def test_a_request_says_what_was_recorded() -> None:
     assert found[(*second, *rest)] == [(1002, -math.inf)]
     steps = (("__name__", "midwatch_step"), ("attempt", "1"), ("rank", "0"), ("run", "r1"))
     assert found[steps] == [(1000, 7.0), (1001, 8.0)]
+
+
+def test_the_page_can_be_pushed_too() -> None:
+    families = [
+        Family("midwatch_up", "Alive.", "gauge", [Sample(1, {"node": "n1", "empty": ""}), Sample(2, {}, ts_ms=7)])
+    ]
+    assert decoded(families_request(families, 5)) == {
+        (("__name__", "midwatch_up"), ("node", "n1")): [(5, 1.0)],
+        (("__name__", "midwatch_up"),): [(7, 2.0)],
+    }
 
 
 @pytest.mark.parametrize("size", [0, 1, 60, 65_535, 65_536, 65_537, 200_000])
@@ -352,12 +362,13 @@ def test_a_request_over_http(server: Server, tmp_path: Path) -> None:
     sink.send([outgoing(1, 7, 1000, loss=2.0)], 5.0)
     token.write_text("exchanged\n")
     sink.send([outgoing(1, 8, 1001, loss=2.0)], 5.0)
+    sink.send_families([Family("midwatch_up", "", "gauge", [Sample(1)])], 5, 5.0)
     sink.close()
     path, headers, body = server.got[0]
     assert path == "/api/v1/write?extra=1"
     assert headers["Content-Encoding"] == "snappy"
     assert headers["X-Prometheus-Remote-Write-Version"] == "0.1.0"
-    assert [one[1]["Authorization"] for one in server.got] == ["Bearer sesame", "Bearer exchanged"]
+    assert [one[1]["Authorization"] for one in server.got] == ["Bearer sesame", "Bearer exchanged", "Bearer exchanged"]
     assert len(decoded(unsnapped(body))) == 2
 
 

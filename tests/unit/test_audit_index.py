@@ -326,7 +326,7 @@ def test_an_older_index_stays_readable_for_whoever_has_it_open(run: Path, folder
     write_journal(run, 1, range(3), start=0)
     index.sync()
     with MetricIndex(run, folder) as other:
-        other.start_anew()
+        other.start_anew("to see")
         other.sync()
         assert other.path != index.path
         assert len(index.series("loss")) == len(other.series("loss")) == 3
@@ -429,6 +429,21 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(MetricsError, match="cannot be written"):
         index_folder(tmp_path / "open")
+
+
+@pytest.mark.parametrize("trick", ["writable parent", "link"])
+def test_a_folder_that_somebody_else_prepared_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trick: str
+) -> None:
+    trap, own = tmp_path / "trap" / "metrics", tmp_path / "own" / "metrics"
+    trap.parent.mkdir()
+    if trick == "link":
+        (tmp_path / "target").mkdir()
+        trap.symlink_to(tmp_path / "target")
+    else:
+        trap.parent.chmod(0o777)
+    monkeypatch.setattr(places, "_candidates", lambda: iter([trap, own]))
+    assert index_folder(None) == own
 
 
 def test_without_a_word_it_is_a_local_folder_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import http.client
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from midwatch.audit.exporters.remote_write import HEADERS, snappy_literals, write_request
+from midwatch.audit.exporters.remote_write import HEADERS, families_request, snappy_literals, write_request
 from midwatch.audit.exporters.sink import Outgoing, SinkAwayError, SinkRefusedError
+from midwatch.audit.exporters.text import Family
 from midwatch.core import ConfigError, printable
 from midwatch.storage import read_regular
 
@@ -49,7 +50,21 @@ class RemoteWriteSink:
 
     def send(self, records: Sequence[Outgoing], timeout_s: float) -> None:
         """Hand records over; see ``Sink``."""
-        status, reason, retry_after = self._post(snappy_literals(write_request(records)), timeout_s)
+        self._deliver(write_request(records), timeout_s)
+
+    def send_families(self, families: Iterable[Family], ts_ms: int, timeout_s: float) -> None:
+        """Hand over what ``/metrics`` would show, where nobody can come and scrape it.
+
+        Args:
+            ts_ms: Wall clock; must go up from call to call.
+
+        Raises:
+            SinkError: As ``send``.
+        """
+        self._deliver(families_request(families, ts_ms), timeout_s)
+
+    def _deliver(self, request: bytes, timeout_s: float) -> None:
+        status, reason, retry_after = self._post(snappy_literals(request), timeout_s)
         if 200 <= status < 300:
             return
         message = f"{self.name} answered {status}: {printable(reason) or http.client.responses.get(status, '')}"

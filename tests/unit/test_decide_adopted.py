@@ -248,6 +248,21 @@ def test_a_rank_that_left_as_asked_is_not_blamed_for_those_that_fell_over_it() -
     assert drive.finish.exit_code == 75
 
 
+@pytest.mark.parametrize("is_asked_first", [True, False])
+def test_ranks_that_the_launcher_signals_as_well_are_no_fault(is_asked_first: bool) -> None:
+    drive = Adopted().running(step=11)
+    if is_asked_first:
+        drive.send(StopRequested, reason="SIGTERM", source="h0.r0")
+    drive.exited(1, -15)
+    if not is_asked_first:
+        drive.send(StopRequested, reason="SIGTERM", source="h0.r0")
+        drive.answer_from(dead(1, -15), dead(0, -15))
+        drive.exited(0, -15)
+    drive.all_gone()
+    assert (drive.finish.exit_code, drive.finish.error) == (75, "SV109")
+    assert drive.all(WriteVerdict) == []
+
+
 def test_ranks_that_do_not_save_in_time_are_ended_before_the_launcher_kills_us() -> None:
     drive = Adopted().running(step=11)
     drive.send(StopRequested, reason="SIGTERM", source="h0.r0")

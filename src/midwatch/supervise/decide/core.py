@@ -227,6 +227,11 @@ class Core:
         host, _, _ = name.rpartition(".r") if self.rules.is_adopted else ("", "", "")
         return host or name
 
+    def called(self, name: str) -> str:
+        """An agent in a sentence."""
+        host, _, rank = name.rpartition(".r") if self.rules.is_adopted else ("", "", "")
+        return f"rank {rank} on node {host}" if host else f"node {name}"
+
     @property
     def is_live(self) -> bool:
         """Ranks of the current attempt may exist."""

@@ -43,7 +43,7 @@ def _announce(core: Core, node: str, arrival: Arrival) -> None:
     # With a thousand nodes each one told to all the others would be a million messages, and nobody would read them.
     if has_many(core) and count < roster.nnodes and 20 * count // roster.nnodes == 20 * (count - 1) // roster.nnodes:
         return
-    core.say(f"node {node} joined ({count} of {roster.nnodes})", is_local=has_many(core))
+    core.say(f"{core.called(node)} joined ({count} of {roster.nnodes})", is_local=has_many(core))
 
 
 def has_many(core: Core) -> bool:
@@ -94,7 +94,7 @@ def node_lost(core: Core, event: NodeLost) -> None:
             stopping.settle(core)
         return
     core.record("node.lost", node=event.node)
-    core.say(f"node {event.node} is lost", "error", is_local=has_many(core))
+    core.say(f"{core.called(event.node)} is lost", "error", is_local=has_many(core))
     attempt = core.attempt
     if core.is_live and attempt is not None and event.node in attempt.members:
         _node_failed(core, event.node)

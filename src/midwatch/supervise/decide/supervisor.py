@@ -191,6 +191,7 @@ class Supervisor:
             "farthest_step": memory.farthest_step,
             "nodes": {n.name: {"live": n.is_live, "attempt": n.running_attempt} for n in core.roster.nodes.values()},
             "nodes_wanted": core.roster.nnodes,
+            "is_adopted": core.rules.is_adopted,
             "restarts_used": memory.restarts_used,
             "max_restarts": core.restart.max_restarts,
             "held": core.hold.reason if core.hold else None,

@@ -205,7 +205,6 @@ def test_probation_lasts_until_the_place_is_passed() -> None:
         {"act": "lower_lr", "factor": 1.5},
         {"act": "lower_lr"},
         {"act": "drop_node"},
-        {"act": "rewind", "is_automatic": True},
     ],
 )
 def test_a_decision_that_lacks_something_is_refused(fields: dict[str, Any]) -> None:
@@ -230,6 +229,19 @@ def test_go_on_without_a_pause_changes_nothing() -> None:
     drive.quiet(3)
     assert only(drive.send(Decision, act="go_on", by="ada"), Say).level == "warning"
     assert drive.state == "closed"
+
+
+def test_a_rule_outside_decides_within_the_same_limits() -> None:
+    drive = Drive()
+    assert only(drive.send(Decision, act="rewind", by="triage", is_automatic=True), Say).level == "error"
+    for place in (2000, 4000, 6000, 8000):
+        drive.resume(place)
+        drive.quiet(place // 100)
+        drive.bad(5)
+        out = drive.send(Decision, act="lower_lr", by="triage", factor=0.5, is_automatic=True)
+        assert any(isinstance(one, GoBack) for one in out) == (place != 8000)
+        drive.resume(place - 500)
+    assert drive.state == "half_open"
 
 
 # --- by rule -------------------------------------------------------------------------------------------------------

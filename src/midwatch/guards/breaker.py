@@ -184,7 +184,8 @@ class Breaker:
                 self._move("incident", event.step, why)
             return
         doubt = self._doubt(trip, event.now_ns)
-        memory.needs_person = bool(doubt) or self._action == "pause"
+        memory.is_doubtful = bool(doubt)
+        memory.needs_person = memory.is_doubtful or self._action == "pause"
         self._triage(event)
         self._pause(event.now_ns, f"{why}; {doubt}" if doubt else why)
         if not memory.needs_person:
@@ -214,7 +215,7 @@ class Breaker:
         if trip.since_load is not None and any(one.since_load == trip.since_load for one in same):
             return f"the second time {trip.since_load} steps after a load without progress"
         memory.automatic_ns = [at for at in memory.automatic_ns if now_ns - at < DAY_NS]
-        if self._action == "rewind" and len(memory.automatic_ns) >= self._rules.rewinds_per_day:
+        if len(memory.automatic_ns) >= self._rules.rewinds_per_day:
             return f"{len(memory.automatic_ns)} automatic rewinds in 24 hours are enough"
         return ""
 
@@ -262,8 +263,8 @@ class Breaker:
             self._say("error", f"{decision.act} by {decision.by} is not done: {fault}")
         elif decision.act == "stop":
             self._end(decision.reason or f"stopped by {decision.by}")
-        elif decision.is_automatic:
-            self._say("error", f"{decision.act} by {decision.by} is not done: only the breaker itself is automatic")
+        elif decision.is_automatic and (memory.state != "open" or memory.is_doubtful):
+            self._say("error", f"{decision.act} by {decision.by} is not done: it is for a person to decide")
         elif decision.act == "go_on":
             self._let_go(decision)
         elif memory.is_going_back:

@@ -55,6 +55,8 @@ class Decision(_Event, frozen=True, kw_only=True, tag=True):
     """Of the node, where a rule names ranks and the node is for the outside to find."""
     before_step: int | None = None
     is_automatic: bool = False
+    """By a rule, which may decide only while the run is paused, so many times a day, and not on trouble that came back.
+    """
 
 
 class Resumed(_Event, frozen=True, kw_only=True, tag=True):

@@ -299,6 +299,11 @@ def test_a_note_that_cannot_be_read_or_written(run: Path, clock: FakeClock) -> N
     assert json.loads(note.read_text())["refused"] == 5
 
 
+def test_a_run_folder_that_is_not_mounted_is_not_made(run: Path, clock: FakeClock) -> None:
+    assert Pusher(run, Receiver(), clock=clock).step().records == 0
+    assert not run.exists()
+
+
 def test_two_that_send_at_once(run: Path, clock: FakeClock) -> None:
     write_journal(run, 1, range(5), start=0)
     other = Pusher(run, Receiver(), clock=clock)
@@ -379,6 +384,7 @@ def test_a_request_over_http(server: Server, tmp_path: Path) -> None:
         (413, {}, SinkRefusedError, 0),
         (401, {}, SinkAwayError, 0),
         (404, {}, SinkAwayError, 0),
+        (301, {"Location": "/elsewhere"}, SinkAwayError, 0),
         (429, {"Retry-After": "7"}, SinkAwayError, 7),
         (503, {"Retry-After": "Wed, 21 Oct 2026"}, SinkAwayError, 0),
         (500, {"Connection": "close"}, SinkAwayError, 0),

@@ -18,7 +18,9 @@ from midwatch.storage import read_regular
 
 _ANSWER_BYTES: Final = 2000
 _LONGEST_WAIT_S: Final = 300.0
-_RETRY: Final = frozenset((408, 425, 429))
+_REFUSED: Final = frozenset((400, 409, 413, 422))
+"""Answers about these very records. All others speak of the receiver, its address or a token, which somebody will put
+right: nothing should be lost until then."""
 
 
 class RemoteWriteSink:
@@ -68,10 +70,9 @@ class RemoteWriteSink:
         if 200 <= status < 300:
             return
         message = f"{self.name} answered {status}: {printable(reason) or http.client.responses.get(status, '')}"
-        if status >= 500 or status in _RETRY or status in (401, 403, 404):
-            # Those of the last kind are a matter of settings: somebody will correct them, and nothing should be lost.
-            raise SinkAwayError(message, retry_after)
-        raise SinkRefusedError(message)
+        if status in _REFUSED:
+            raise SinkRefusedError(message)
+        raise SinkAwayError(message, retry_after)
 
     def close(self) -> None:
         if self._connection is not None:

@@ -113,6 +113,10 @@ class Pusher:
         self._tally = [0, 0, 0, 0]
         if self._clock.monotonic_ns() < self._not_before_ns:
             return PushReport(problem=self._problem)
+        if not (self._run_dir / "metrics").is_dir():
+            return PushReport(
+                is_caught_up=True
+            )  # nothing yet; or a mount is missing, below which no folder must be made
         is_caught_up = False
         try:
             with self._alone():

@@ -101,6 +101,18 @@ def test_mixed_attempts_without_a_column_are_refused(judge: Judge) -> None:
     assert caught.value.code == "TR102"
 
 
+def test_two_writers_that_take_turns_with_their_buffers_are_refused(judge: Judge) -> None:
+    bursts = [range(at, at + 10) for begin in range(0, 400, 10) for at in (begin, begin + 2000)]
+    with pytest.raises(TriageError, match="are mixed"):
+        judge(rows(*bursts))
+
+
+def test_a_run_that_crashes_over_and_over_is_one_run(judge: Judge) -> None:
+    starts = [range(5 * number, 5 * number + 8) for number in range(60)]
+    found = judge(rows(*starts))
+    assert (found.rows, found.dead_rows) == (303, 177)
+
+
 def test_rows_of_one_rank_are_judged(judge: Judge) -> None:
     lines = [f"{rank},{row(step, 9.0 if rank else None)}" for rank in (0, 1) for step in range(600)]
     found = judge("\n".join([f"rank,{HEADER}", *lines]) + "\n")

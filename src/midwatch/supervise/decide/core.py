@@ -94,6 +94,10 @@ class Core:
         """Nodes to be probed before ranks start on them again."""
         self.passed: set[str] = set()
         """Nodes whose gate is behind them for the next launch."""
+        self.asked_ahead: Gate | None = None
+        """Of a spare, while the loss of a node is only suspected."""
+        self.fresh: dict[str, int] = {}
+        """When nodes passed probes that were asked ahead."""
         self.exclusions: list[int] = []
         """When nodes were left out by rule."""
         self.questions = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midwatch.core import CODES
-from midwatch.supervise.decide import adopting, incidents, launching, sides, stopping
+from midwatch.supervise.decide import adopting, ahead, incidents, launching, sides, stopping
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import SECOND, Attempt, Outcome
 from midwatch.supervise.decide.roster import Arrival
@@ -124,6 +124,9 @@ def settle_in(core: Core) -> None:
     assert attempt is not None
     # Spares may be among those that are here, so this many at least are still to come.
     missing = len(attempt.nodes) - core.roster.live_count
+    if core.has_moved:
+        # The host is gone for all we know; while the others come back, its stand-in can be looked at.
+        ahead.probe_stand_in(core, next((name for name in attempt.nodes if not core.roster.is_usable(name)), ""))
     if core.has_moved and missing <= 1 and len(sides.in_reach(core)) >= len(attempt.nodes) - 1:
         _wait_no_longer_than(core, REJOIN_S)
     if missing > 0 or not _have_all_returned(core):

@@ -14,6 +14,7 @@ from midwatch.faults import RankEvidence
 from midwatch.supervise.decide import Rules, RunFacts, Supervisor
 from midwatch.supervise.messages import (
     AskToSaveAndExit,
+    CollectivesDiffer,
     IsolateNode,
     IsolateRequested,
     LaunchAttempt,
@@ -129,6 +130,14 @@ def test_a_failure_ends_all_with_the_advice_to_start_again() -> None:
     assert (drive.verdict.action, drive.verdict.exclude) == ("requeue", ())
     assert "start again" in drive.verdict.advice
     assert len(drive.all(LaunchAttempt)) == 1
+
+
+def test_what_was_saved_out_of_step_is_not_promised() -> None:
+    drive = Adopted().running(step=11)
+    drive.verified(10)
+    drive.send(CollectivesDiffer, attempt=1, step=13, group="g", counts=((0, 9), (3, 8)), sound_step=8)
+    drive.answer_from()
+    assert drive.verdict.advice == "start again: it resumes from before the fault"
 
 
 def test_the_next_start_remembers_and_the_same_failure_is_not_started_again() -> None:

@@ -10,7 +10,7 @@ import pytest
 from guards_runs import healthy, kinds, run
 
 from midwatch.config import GuardsConfig, ScheduleConfig
-from midwatch.guards import Guards, Sample, Schedule, vote
+from midwatch.guards import Guards, Sample, Schedule, sample_of, vote
 
 NAN = float("nan")
 
@@ -369,3 +369,18 @@ def test_what_the_loader_says_is_noted() -> None:
         ("data_repeated", "note", 420),
         ("data_changed", "note", 450),
     ]
+
+
+def test_a_sample_is_made_of_what_a_script_logs() -> None:
+    logged = {
+        "loss": 2,
+        "grad_norm": 0.5,
+        "lr": [1e-3, 2e-3],
+        "tokens": 4096,
+        "note": "x",
+        "skipped": 1,
+        "loss_scale": True,
+    }
+    assert sample_of(7, logged) == Sample(step=7, loss=2.0, grad_norm=0.5, lr=(1e-3, 2e-3), is_skipped=True)
+    assert sample_of(8, {"loss": None, "lr": 3e-4, "param_norm": "?"}) == Sample(step=8, lr=3e-4)
+    assert sample_of(9, {"lr": [], "loss": 10**400}) == Sample(step=9)

@@ -29,6 +29,7 @@ from midwatch.guards.breaker_messages import (
 )
 from midwatch.guards.finding import TIERS, Finding, Judgement, Kind, Sample, Tier, worst
 from midwatch.guards.guards import START_STEPS, Guards
+from midwatch.guards.logged import sample_of
 from midwatch.guards.replicas import Vote, vote
 from midwatch.guards.schedule import Schedule
 
@@ -65,6 +66,7 @@ __all__ = [
     "Vote",
     "WakeAt",
     "judged",
+    "sample_of",
     "vote",
     "worst",
 ]

@@ -87,7 +87,9 @@ def test_attempts_with_a_column_are_told_apart_even_where_their_rows_alternate(j
     first, second = attempts((1, range(600), None)), attempts((2, range(400, 1000), None))
     joined = judge("\n".join([f"attempt,{HEADER}", *first, *second]) + "\n")
     mixed = [line for pair in zip(first, second, strict=True) for line in pair]
-    alternating = judge("\n".join([f"attempt,{HEADER}", *mixed]) + "\n")
+    alternating = judge("\n".join([f"attempt,{HEADER}", *mixed, "what is this"]) + "\n")
+    assert set(alternating.oddities.values()) == {1}, "counted once, however often it is read"
+    alternating.oddities = {}
     assert (joined.rows, joined.dead_rows, joined.resumes) == (1000, 200, [400])
     assert alternating == joined
     backwards = judge("\n".join([f"attempt,{HEADER}", *second, *first]) + "\n")

@@ -32,7 +32,6 @@ class Lane(msgspec.Struct):
 
     key: str
     first_row: int
-    last_row: int = 0
     rows: int = 0
     last_step: int = -1
     lowest: int | None = None
@@ -85,7 +84,7 @@ class Branches:
                 self._refuse_a_mixture(lane)
             elif lane.rows and row.step > lane.last_step:
                 _look_for_a_leap(lane, row.step)
-            lane.last_step, lane.last_row = row.step, self.rows
+            lane.last_step = row.step
             lane.highest = max(lane.highest, row.step)
             lane.lowest = row.step if lane.lowest is None else min(lane.lowest, row.step)
             lane.rows += 1

@@ -52,7 +52,6 @@ def replay(path: Path, facts: Facts | None = None, tell: Tell | None = None) -> 
     facts = facts or Facts()
     curve = Curve(path)
     branches = Branches(curve, tell)
-    curve.oddities.clear()  # the second reading meets the same ones
     result = Replayed(path=str(path), has_plan=Guards(facts.guards()).has_plan)
     _Replay(facts, result).run(curve, branches, tell)
     result.dead_rows, result.repeated_rows = branches.dead_rows, branches.repeated_rows

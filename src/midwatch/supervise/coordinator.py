@@ -69,6 +69,7 @@ _HUNG_UP_S: Final = 1.5
 _GONE_S: Final = 3.0
 """The same where nobody else hurries: a whole node that died (its kernel closes what it had open) is not waited for as
 long as one that is silent, and an agent that starts anew on it mostly comes within this."""
+_LAST_WORDS_NS: Final = 300_000_000
 _SETTLE_S: Final = 5.0
 """At the end: for the agents to fetch their last order and for the last incident to be written."""
 _log: Final = logging.getLogger("midwatch.coordinator")
@@ -309,10 +310,12 @@ class Coordinator:
             self._doubt(member)
         is_adopted = self._spec.rules.is_adopted
         patience_s = _HUNG_UP_S if is_adopted else _GONE_S * pace_s(self.members.live_count)
-        self.attention.later(patience_s, partial(self._lose_if_silent, member, member.heard_ns))
+        self.attention.later(patience_s, partial(self._lose_if_silent, member, self.attention.listened_ns()))
 
-    def _lose_if_silent(self, member: Member, heard_ns: int) -> None:
-        if member.heard_ns == heard_ns and not self.over.is_set():
+    def _lose_if_silent(self, member: Member, since_ns: int) -> None:
+        # Its last words may have lain in another connection.
+        is_silent = member.polls == 0 and member.heard_ns < since_ns + _LAST_WORDS_NS
+        if is_silent and not self.over.is_set():
             self.lose(member.join.agent)
 
     def request_stop(self, reason: str) -> None:

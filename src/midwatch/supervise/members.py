@@ -41,6 +41,8 @@ class Member:
         self.is_lost = False
         self.is_doubted = False
         """Silent for a while, and that was told."""
+        self.polls = 0
+        """Order polls that are held open; a living agent always has one."""
         self._upto = 0
         self._orders: list[NumberedOrder] = []
         self._next_order = 1
@@ -147,9 +149,7 @@ class Members:
         boot: Our kernel's boot id.
     """
 
-    def __init__(
-        self, nnodes: int, command: str, boot: str, *, most_nodes: int = 0, is_adopted: bool = False
-    ) -> None:
+    def __init__(self, nnodes: int, command: str, boot: str, *, most_nodes: int = 0, is_adopted: bool = False) -> None:
         self.nnodes = nnodes
         self._most = max(nnodes, most_nodes)
         self._command = command

@@ -299,6 +299,30 @@ def test_a_note_that_cannot_be_read_or_written(run: Path, clock: FakeClock) -> N
     assert json.loads(note.read_text())["refused"] == 5
 
 
+def test_a_journal_that_was_replaced_is_sent_with_its_own_times(run: Path, clock: FakeClock) -> None:
+    path = write_journal(run, 1, range(50, 60), start=0)
+    Pusher(run, Receiver(), clock=clock).step()
+    path.unlink()
+    write_journal(run, 1, range(20), start=0)
+    receiver = Receiver()
+    pusher = Pusher(run, receiver, clock=clock)
+    assert pusher.step().is_caught_up
+    assert receiver.got[1, 0, "loss"][0][:2] == (1_700_001_000_000, 0)
+    assert receiver.steps(1) == [*range(20)]
+
+
+def test_a_problem_that_is_over_is_told_no_more(run: Path, clock: FakeClock) -> None:
+    receiver = Receiver()
+    receiver.away = 1
+    pusher = Pusher(run, receiver, clock=clock)
+    write_journal(run, 1, range(2000), start=0)
+    assert "nobody" in pusher.step().problem
+    clock.advance(1)
+    report = pusher.step(budget_s=0)
+    assert (report.is_caught_up, report.problem) == (False, "")
+    assert report.records > 0
+
+
 def test_a_run_folder_that_is_not_mounted_is_not_made(run: Path, clock: FakeClock) -> None:
     assert Pusher(run, Receiver(), clock=clock).step().records == 0
     assert not run.exists()

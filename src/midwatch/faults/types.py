@@ -77,7 +77,8 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     state_s: float | None = None
     """How long it has been in ``proc_state`` without a break."""
     disk_wait: bool = False
-    """At both samples one of its threads or children was in the kernel for a disk or a mount."""
+    """At both samples one of its threads or children waited for storage: in the kernel, for a disk or a mount, or in a
+    thread of the script's own, inside a library of storage."""
     stands_still: bool | None = None
     """Its main thread has not run for longer than it ever rests; None where nobody looked."""
     steps_advanced: int = 0

@@ -15,6 +15,7 @@ from pathlib import Path
 BENCH = Path(__file__).parent
 CHECKS: list[tuple[str, list[str]]] = [
     ("one heartbeat costs at most 2 us (median)", ["pulse_beat.py"]),
+    ("the record of settings and code holds up start and first step by 50 ms at most", ["provenance.py"]),
     ("a million points indexed in 30 s, 20,000 steps plotted in 20 ms", ["audit_index.py"]),
     ("run.log and all guards cost at most 200 us a step (median)", ["guards.py", "cost"]),
     ("culprits, restart times and hang bars beside torchrun", ["faults.py", "compare", "--rounds", "3"]),

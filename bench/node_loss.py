@@ -22,6 +22,7 @@ import itertools
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -78,9 +79,11 @@ class Trial:
             lost_ns = time.time_ns()
             self.lose(self.launchers[self.victim])
             self.until("training again", lambda: self.first_step_ns(2) is not None, AGAIN_S)
-            return self.times(lost_ns)
+            times = self.times(lost_ns)
         finally:
             self.clean_up()
+        shutil.rmtree(self.folder, ignore_errors=True)  # kept only where something went wrong
+        return times
 
     def start(self, name: str) -> None:
         command = [MIDWATCH, "run", "--run-dir", str(self.run_dir), "--nproc-per-node", "1", "--node-name", name]

@@ -81,6 +81,22 @@ def test_a_failure_of_one_task_is_named_and_the_next_srun_goes_on(run: AdoptedRu
     run.assert_nothing_left("n1", "n2")
 
 
+def test_tasks_that_slurm_asks_to_end_save_and_the_next_srun_goes_on(run: AdoptedRun) -> None:
+    run.steps = 400
+    run.start()
+    run.until_saved(10)
+    (job,) = run.lab.ask("squeue", "-h", "-o", "%i").split()
+    run.lab.ask("scancel", "--signal=TERM", job)
+    assert run.wait(run.sruns[0], END_S) == 75, run.story()
+    assert run.events("run.finished")[-1]["data"]["error"] == "SV109", run.story()
+    assert run.verdicts() == []
+    run.steps = 1  # there is nothing left to do but to resume
+    assert run.wait(run.start(), END_S) == 0, run.story()
+    saved = max(line["step"] for line in run.lines("a0001-r00000") if line["event"] == "checkpoint.verified")
+    assert run.events("resume.proven")[-1]["step"] == saved
+    run.assert_nothing_left("n1", "n2")
+
+
 def test_a_host_without_power_is_named_by_the_other(run: AdoptedRun) -> None:
     run.steps = 2000
     run.start("n1,n2", "--no-kill")

@@ -109,8 +109,7 @@ for step in run.steps(run.resume(), 40):
     dist.all_reduce(torch.ones(1))
     if rank == 1 and step == 8 + 7 * attempt:
         if attempt == 1: raise ValueError("bad batch 17")
-        if attempt == 2: os.kill(os.getpid(), 9)
-        if attempt == 3: time.sleep(3600)
+        if attempt == 2: time.sleep(3600)
     time.sleep(0.02)
 (Path(sys.argv[1]) / f"done-r{rank}").write_text(str(attempt))
 dist.destroy_process_group()
@@ -120,17 +119,17 @@ dist.destroy_process_group()
 @pytest.mark.torch
 def test_torchrun_starts_again_what_was_judged_and_the_run_goes_on(run: Outside) -> None:
     run.script.write_text(GLOO)
-    torchrun = run.torchrun([sys.executable, str(run.script), str(run.home)], restarts=3)
+    torchrun = run.torchrun([sys.executable, str(run.script), str(run.home)], restarts=2)
     assert run.wait(torchrun, 120) == 0, run.story()
     judged = [line["data"] for line in run.events("fault.judged")]
-    assert [line["fault_class"] for line in judged] == ["user_exception", "killed_outside", "hang"], run.story()
+    assert [line["fault_class"] for line in judged] == ["user_exception", "hang"], run.story()
     assert {(line["root_rank"], line["root_node"]) for line in judged} == {(1, os.uname().nodename)}
     ended = [(line["data"]["exit_code"], line["data"]["error"]) for line in run.events("run.finished")]
-    assert ended == [(75, "SV116")] * 3 + [(0, "")]
-    assert run.output().count("exitcode: 75") == 3, "what torchrun heard"
+    assert ended == [(75, "SV116")] * 2 + [(0, "")]
+    assert run.output().count("exitcode: 75") == 2, "what torchrun heard"
     # Each attempt had a checkpoint of its own to leave to the next.
-    assert [line.get("step") for line in run.events("resume.proven")] == [None, 10, 20, 25]
-    assert run.number("done-r0") == run.number("done-r1") == 4
+    assert [line.get("step") for line in run.events("resume.proven")] == [None, 10, 20]
+    assert run.number("done-r0") == run.number("done-r1") == 3
     verdict = json.loads((run.run_dir / "incidents" / "a0001-i01" / "verdict.json").read_text())
     assert (verdict["action"], verdict["advice"]) == ("requeue", "start again: it resumes from step 10")
     assert any("bad batch 17" in line for line in verdict["evidence"])
@@ -174,8 +173,9 @@ def test_a_killed_rank_ends_all_wrappers_with_the_same_advice(run: Outside) -> N
     assert run.codes() == [75, 75], run.story()
     judged = run.verdict()
     assert (judged["fault_class"], judged["root_rank"], judged["root_node"]) == ("killed_outside", 1, "n07")
-    said = [run.output(number).count("SV116") for number in range(2)]
-    assert sorted(said) == [0, 1], "one of them speaks for all"
+    said = [run.output(number) for number in range(2)]
+    assert sorted(text.count("SV116") for text in said) == [0, 1], "one of them speaks for all"
+    assert "not written down" not in "".join(said)
     run.assert_nothing_left()
 
 
@@ -187,13 +187,8 @@ def test_the_same_failure_again_is_not_to_be_started_again(run: Outside) -> None
     assert [line["data"]["attempt"] for line in run.events("attempt.launched")] == [1, 2]
 
 
-@pytest.mark.parametrize("is_ended", [True, False])
-def test_a_hang_is_named_and_ended_if_it_may_be(run: Outside, is_ended: bool) -> None:
-    run.srun(run.trainer("sleep", "attached"), "--set", f"adopt.end_hung={str(is_ended).lower()}")
-    if is_ended:
-        assert run.codes() == [75, 75], run.story()
-        assert (run.verdict()["fault_class"], run.verdict()["root_rank"]) == ("hang", 1)
-        return
+def test_a_hang_that_is_not_to_be_ended_is_written_down(run: Outside) -> None:
+    run.srun(run.trainer("sleep", "attached"), "--set", "adopt.end_hung=false")
     run.until("the hang to be written down", lambda: run.events("hang.tolerated"))
     (tolerated, *_) = run.events("hang.tolerated")
     assert (tolerated["data"]["root_rank"], tolerated["data"]["root_node"]) == (1, "n07")

@@ -17,7 +17,7 @@ from watch_jobs import JOB
 
 pytestmark = pytest.mark.procs
 
-PAUSES = ("eval", "compile", "checkpoint", "gc", "storage", "declared")
+PAUSES = ("eval", "compile", "checkpoint", "gc", "storage", "prefetch", "declared")
 BETWEEN = 12
 """Steps between two pauses."""
 LEARNED = 40

@@ -70,6 +70,11 @@ def read_slowly(seconds):
     with urllib.request.urlopen(f"{os.environ['TEST_STORE']}/{seconds}") as answer:
         answer.read()
 
+def prefetch(seconds):
+    thread = threading.Thread(target=read_slowly, args=(seconds,))
+    thread.start()
+    thread.join()
+
 def declared(seconds):
     with pulse.phase("eval") if pulse else nullcontext():
         time.sleep(seconds) if pulse else burn(seconds)
@@ -85,7 +90,7 @@ def inject(what, seconds):
         threading.Event().wait()
 
 pauses = {"eval": burn, "compile": compile_in_child, "checkpoint": save_in_thread, "gc": collect,
-          "storage": read_slowly, "declared": declared, "short": time.sleep}
+          "storage": read_slowly, "prefetch": prefetch, "declared": declared, "short": time.sleep}
 for step in range(plan["steps"]):
     if pulse:
         pulse.beat(step)

@@ -116,10 +116,15 @@ class AnyOrder(RuleBasedStateMachine):
         if self.is_paused and self.now_ns >= self.until_ns:
             assert self.state == "ended"
 
-    @rule(act=st.sampled_from(["go_on", "rewind", "skip_range", "lower_lr", "drop_node"]), at=st.integers(0, 50))
-    def somebody_decides(self, act: Any, at: int) -> None:
+    @rule(
+        act=st.sampled_from(["go_on", "rewind", "skip_range", "lower_lr", "drop_node"]),
+        at=st.integers(0, 50),
+        is_rule=st.booleans(),
+    )
+    def somebody_decides(self, act: Any, at: int, is_rule: bool) -> None:
         self.decided = True
-        self.send(Decision, act=act, by="ada", first=at, last=at + 3, factor=0.5, node="n1")
+        named = {"first": at, "last": at + 3, "factor": 0.5, "node": "n1", "is_automatic": is_rule}
+        self.send(Decision, act=act, by="ada", **named)
         self.decided = False
 
     @rule(back=st.integers(0, 40))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midwatch.config import config_hash, make_section, semantic_section
-from midwatch.config.sections import MAX_SECTION_BYTES, MAX_VALUE_BYTES
+from midwatch.config.sections import MAX_SECTION_BYTES, MAX_SEMANTIC_BYTES, MAX_VALUE_BYTES
 from midwatch.core import NOT_KEPT, changed_section
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True, allow_infinity=True) | st.text()
@@ -88,11 +88,13 @@ def test_long_values_are_kept_as_a_remark_that_still_tells_them_apart() -> None:
 def test_a_huge_section_keeps_its_bound_and_its_small_tables() -> None:
     huge = {"lr": 0.1, "model": {"layers": 12}, "data": {"weights": {f"shard-{i:05d}": i / 7 for i in range(9000)}}}
     one = semantic_section(huge, {})
-    assert len(msgspec.json.encode(one.values)) <= MAX_SECTION_BYTES
+    assert len(msgspec.json.encode(one.values)) <= MAX_SEMANTIC_BYTES
     assert one.values["params.lr"] == 0.1
     assert one.values["params.model.layers"] == 12
     huge["data"]["weights"]["shard-04711"] = 0  # type: ignore[index]
     (change,) = changed_section(one, semantic_section(huge, {}))
     assert change.name == "params.data.weights"
     flat = semantic_section({f"key-{i:05d}": i for i in range(9000)}, {})
-    assert len(msgspec.json.encode(flat.values)) <= MAX_SECTION_BYTES
+    assert len(msgspec.json.encode(flat.values)) <= MAX_SEMANTIC_BYTES
+    other = make_section("layout", {f"key-{i:05d}": i for i in range(9000)})
+    assert len(msgspec.json.encode(other.values)) <= MAX_SECTION_BYTES

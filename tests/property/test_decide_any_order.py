@@ -63,6 +63,7 @@ class Line(msgspec.Struct):
     step: int | None
     mono_ns: int
     data: dict[str, Any]
+    ts_ns: int = 0
 
 
 class AnyOrder(RuleBasedStateMachine):

@@ -25,7 +25,7 @@ from midwatch.audit.exporters import (
     render,
     training_families,
 )
-from midwatch.audit.exporters.remote_write import snappy_literals, write_request
+from midwatch.audit.exporters.remote_write import families_request, snappy_literals, write_request
 from midwatch.audit.importers import import_metrics
 from midwatch.audit.index import MetricIndex, Newest
 from midwatch.audit.protowire import fields, signed, varint
@@ -137,6 +137,16 @@ def test_a_request_says_what_was_recorded() -> None:
     assert found[(*second, *rest)] == [(1002, -math.inf)]
     steps = (("__name__", "midwatch_step"), ("attempt", "1"), ("rank", "0"), ("run", "r1"))
     assert found[steps] == [(1000, 7.0), (1001, 8.0)]
+
+
+def test_the_page_can_be_pushed_too() -> None:
+    families = [
+        Family("midwatch_up", "Alive.", "gauge", [Sample(1, {"node": "n1", "empty": ""}), Sample(2, {}, ts_ms=7)])
+    ]
+    assert decoded(families_request(families, 5)) == {
+        (("__name__", "midwatch_up"), ("node", "n1")): [(5, 1.0)],
+        (("__name__", "midwatch_up"),): [(7, 2.0)],
+    }
 
 
 @pytest.mark.parametrize("size", [0, 1, 60, 65_535, 65_536, 65_537, 200_000])
@@ -289,6 +299,35 @@ def test_a_note_that_cannot_be_read_or_written(run: Path, clock: FakeClock) -> N
     assert json.loads(note.read_text())["refused"] == 5
 
 
+def test_a_journal_that_was_replaced_is_sent_with_its_own_times(run: Path, clock: FakeClock) -> None:
+    path = write_journal(run, 1, range(50, 60), start=0)
+    Pusher(run, Receiver(), clock=clock).step()
+    path.unlink()
+    write_journal(run, 1, range(20), start=0)
+    receiver = Receiver()
+    pusher = Pusher(run, receiver, clock=clock)
+    assert pusher.step().is_caught_up
+    assert receiver.got[1, 0, "loss"][0][:2] == (1_700_001_000_000, 0)
+    assert receiver.steps(1) == [*range(20)]
+
+
+def test_a_problem_that_is_over_is_told_no_more(run: Path, clock: FakeClock) -> None:
+    receiver = Receiver()
+    receiver.away = 1
+    pusher = Pusher(run, receiver, clock=clock)
+    write_journal(run, 1, range(2000), start=0)
+    assert "nobody" in pusher.step().problem
+    clock.advance(1)
+    report = pusher.step(budget_s=0)
+    assert (report.is_caught_up, report.problem) == (False, "")
+    assert report.records > 0
+
+
+def test_a_run_folder_that_is_not_mounted_is_not_made(run: Path, clock: FakeClock) -> None:
+    assert Pusher(run, Receiver(), clock=clock).step().records == 0
+    assert not run.exists()
+
+
 def test_two_that_send_at_once(run: Path, clock: FakeClock) -> None:
     write_journal(run, 1, range(5), start=0)
     other = Pusher(run, Receiver(), clock=clock)
@@ -352,12 +391,13 @@ def test_a_request_over_http(server: Server, tmp_path: Path) -> None:
     sink.send([outgoing(1, 7, 1000, loss=2.0)], 5.0)
     token.write_text("exchanged\n")
     sink.send([outgoing(1, 8, 1001, loss=2.0)], 5.0)
+    sink.send_families([Family("midwatch_up", "", "gauge", [Sample(1)])], 5, 5.0)
     sink.close()
     path, headers, body = server.got[0]
     assert path == "/api/v1/write?extra=1"
     assert headers["Content-Encoding"] == "snappy"
     assert headers["X-Prometheus-Remote-Write-Version"] == "0.1.0"
-    assert [one[1]["Authorization"] for one in server.got] == ["Bearer sesame", "Bearer exchanged"]
+    assert [one[1]["Authorization"] for one in server.got] == ["Bearer sesame", "Bearer exchanged", "Bearer exchanged"]
     assert len(decoded(unsnapped(body))) == 2
 
 
@@ -368,6 +408,7 @@ def test_a_request_over_http(server: Server, tmp_path: Path) -> None:
         (413, {}, SinkRefusedError, 0),
         (401, {}, SinkAwayError, 0),
         (404, {}, SinkAwayError, 0),
+        (301, {"Location": "/elsewhere"}, SinkAwayError, 0),
         (429, {"Retry-After": "7"}, SinkAwayError, 7),
         (503, {"Retry-After": "Wed, 21 Oct 2026"}, SinkAwayError, 0),
         (500, {"Connection": "close"}, SinkAwayError, 0),

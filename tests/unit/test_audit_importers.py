@@ -65,7 +65,9 @@ def test_megatron_lines(tmp_path: Path) -> None:
     assert {"grad_norm", "skipped", "nan_iterations", "global_batch_size", "consumed_samples"} <= set(found)
     assert (done.attempts[0].attempt, done.attempts[0].first, done.attempts[0].last) == (1, 4410, 4412)
     with MetricIndex(tmp_path / "run", tmp_path / "indexes") as index:
-        assert next(one.ts_ns for one in index.newest() if one.metric == "loss") == 1_782_883_592_000_000_000
+        stamps = {one.metric: one.ts_ns for one in index.newest()}
+    assert stamps["loss"] == 1_782_883_592_000_000_000
+    assert stamps["validation_loss"] == stamps["loss"] - 10**9, "the time of the line before"
 
 
 def test_a_restart_is_seen_from_steps_that_go_back(tmp_path: Path) -> None:
@@ -217,6 +219,23 @@ def test_a_table_that_names_attempts_and_ranks_may_be_in_any_order(tmp_path: Pat
     done, found = bring(tmp_path / "run", table(tmp_path / "t.csv", text))
     assert [one.attempt for one in done.attempts] == [0, 1]
     assert found["loss"] == [(step, float(step >= 5)) for step in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "ts_ns"),
+    [
+        ("timestamp", "1700000000.5", 1_700_000_000_500_000_000),
+        ("_timestamp", "1700000000500", 1_700_000_000_500_000_000),
+        ("Wall time", "2023-11-14T22:13:20.5Z", 1_700_000_000_500_000_000),
+        ("ts_ns", "1700000000500000001", 1_700_000_000_500_000_001),
+        ("timestamp", "12.5", 0),
+        ("timestamp", "yesterday", 0),
+    ],
+)
+def test_times_of_many_kinds(tmp_path: Path, column: str, cell: str, ts_ns: int) -> None:
+    bring(tmp_path / "run", table(tmp_path / "t.csv", f"step,loss,{column}\n1,2.5,{cell}\n"))
+    with MetricIndex(tmp_path / "run", tmp_path / "indexes") as index:
+        assert [(one.metric, one.ts_ns) for one in index.newest()] == [("loss", ts_ns)]
 
 
 def test_an_odd_column_of_steps_is_named(tmp_path: Path) -> None:

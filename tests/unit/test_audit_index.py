@@ -16,7 +16,7 @@ from metrics_jobs import journal_lines, write_journal
 
 from midwatch.audit.index import MetricIndex, index_folder
 from midwatch.audit.index import place as places
-from midwatch.core import MetricsError
+from midwatch.core import MetricsError, StorageError
 
 
 @pytest.fixture
@@ -209,6 +209,28 @@ def test_a_journal_that_was_replaced_or_removed(run: Path, index: MetricIndex) -
     assert index.metrics()[0].rolled_back == 0
 
 
+def test_a_run_folder_that_is_not_mounted_for_a_while(run: Path, index: MetricIndex) -> None:
+    write_journal(run, 1, range(3), start=0)
+    index.sync()
+    run.rename(run.with_name("elsewhere"))
+    with pytest.raises(StorageError, match="cannot read"):
+        index.sync()
+    assert len(index.series("loss")) == 3
+    run.with_name("elsewhere").rename(run)
+    assert index.sync().records == 0
+
+
+def test_a_full_disk_is_told_and_loses_nothing(run: Path, index: MetricIndex) -> None:
+    write_journal(run, 1, range(5000), start=0)
+    index._db.execute("PRAGMA max_page_count = 20")  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(MetricsError, match="full") as caught:
+        index.sync()
+    assert caught.value.code == "MT105"
+    index._db.execute("PRAGMA max_page_count = 100000")  # pyright: ignore[reportPrivateUsage]
+    index.sync()
+    assert len(index.series("loss")) == 5000
+
+
 def test_files_of_other_names_are_no_journals(run: Path, index: MetricIndex) -> None:
     write_journal(run, 1, [0], start=0)
     for name in ("a1.jsonl", "a0002.jsonl.torn", "a0001-r7.jsonl", "b0001.jsonl", "a0003-r00000.jsonl"):
@@ -304,7 +326,7 @@ def test_an_older_index_stays_readable_for_whoever_has_it_open(run: Path, folder
     write_journal(run, 1, range(3), start=0)
     index.sync()
     with MetricIndex(run, folder) as other:
-        other.start_anew()
+        other.start_anew("to see")
         other.sync()
         assert other.path != index.path
         assert len(index.series("loss")) == len(other.series("loss")) == 3
@@ -407,6 +429,21 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(MetricsError, match="cannot be written"):
         index_folder(tmp_path / "open")
+
+
+@pytest.mark.parametrize("trick", ["writable parent", "link"])
+def test_a_folder_that_somebody_else_prepared_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trick: str
+) -> None:
+    trap, own = tmp_path / "trap" / "metrics", tmp_path / "own" / "metrics"
+    trap.parent.mkdir()
+    if trick == "link":
+        (tmp_path / "target").mkdir()
+        trap.symlink_to(tmp_path / "target")
+    else:
+        trap.parent.chmod(0o777)
+    monkeypatch.setattr(places, "_candidates", lambda: iter([trap, own]))
+    assert index_folder(None) == own
 
 
 def test_without_a_word_it_is_a_local_folder_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_five_anomalous_steps_in_a_row_open_it() -> None:
     assert only(out, WakeAt).at_ns == pause.until_ns
     assert only(out, Say).level == "error"
     assert all(one.cause == "c" for one in out)
-    assert drive.bad(3) == [], "verdicts that were under way change nothing"
+    assert drive.bad(3) == [], "judgements that were under way change nothing"
 
 
 def test_steps_that_are_not_in_a_row_do_not_add_up() -> None:
@@ -205,7 +205,6 @@ def test_probation_lasts_until_the_place_is_passed() -> None:
         {"act": "lower_lr", "factor": 1.5},
         {"act": "lower_lr"},
         {"act": "drop_node"},
-        {"act": "rewind", "is_automatic": True},
     ],
 )
 def test_a_decision_that_lacks_something_is_refused(fields: dict[str, Any]) -> None:
@@ -230,6 +229,19 @@ def test_go_on_without_a_pause_changes_nothing() -> None:
     drive.quiet(3)
     assert only(drive.send(Decision, act="go_on", by="ada"), Say).level == "warning"
     assert drive.state == "closed"
+
+
+def test_a_rule_outside_decides_within_the_same_limits() -> None:
+    drive = Drive()
+    assert only(drive.send(Decision, act="rewind", by="triage", is_automatic=True), Say).level == "error"
+    for place in (2000, 4000, 6000, 8000):
+        drive.resume(place)
+        drive.quiet(place // 100)
+        drive.bad(5)
+        out = drive.send(Decision, act="lower_lr", by="triage", factor=0.5, is_automatic=True)
+        assert any(isinstance(one, GoBack) for one in out) == (place != 8000)
+        drive.resume(place - 500)
+    assert drive.state == "half_open"
 
 
 # --- by rule -------------------------------------------------------------------------------------------------------
@@ -346,8 +358,8 @@ def test_a_saved_memory_goes_on_the_same() -> None:
 
 
 def test_a_verdict_of_the_guards_becomes_an_event() -> None:
-    verdict = Guards().observe(Sample(step=4, loss=float("nan"), rank_losses={0: 1.0, 1: float("nan")}))
-    event = judged(verdict, 5, cause="x", position=77)
+    judgement = Guards().observe(Sample(step=4, loss=float("nan"), rank_losses={0: 1.0, 1: float("nan")}))
+    event = judged(judgement, 5, cause="x", position=77)
     assert (event.step, event.tier, event.kind, event.ranks) == (4, "trip", "nonfinite", (1,))
     assert event.is_anomalous
     assert event.position == 77

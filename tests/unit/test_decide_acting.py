@@ -398,3 +398,19 @@ def test_ranks_that_end_while_it_is_unknown_who_still_runs_start_nothing() -> No
     assert again.state == "waiting"
     again.join("n1", running=1)
     assert again.state == "judging", "n0 has lost its ranks"
+
+
+def test_of_two_gpus_that_complain_the_broken_one_is_left_out_whoever_came_first() -> None:
+    drive = Drive(nnodes=4, nproc=1, exclude_share=0.9).running(step=10)
+    for spare in ("n7", "n8"):
+        drive.join(spare)
+    for rank in (1, 2):
+        drive.exited(rank, 1)
+    mine = XID.replace(": 79", ": 31")
+    drive.answer(
+        dead(1, 1, node="n1", at_s=10.0, stderr_tail=BROKEN),
+        dead(2, 1, node="n2", at_s=10.4, stderr_tail=traceback(2, frames=USER, error=BROKEN[-1].partition(": ")[2])),
+        kernel_lines=(("n1", mine), ("n2", XID)),
+    )
+    assert drive.last(WriteVerdict).verdict.root_node == "n2"
+    assert [told.node for told in drive.all(IsolateNode)] == ["n2"]

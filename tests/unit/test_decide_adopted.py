@@ -14,6 +14,7 @@ from midwatch.faults import RankEvidence
 from midwatch.supervise.decide import Rules, RunFacts, Supervisor
 from midwatch.supervise.messages import (
     AskToSaveAndExit,
+    CollectivesDiffer,
     IsolateNode,
     IsolateRequested,
     LaunchAttempt,
@@ -131,6 +132,14 @@ def test_a_failure_ends_all_with_the_advice_to_start_again() -> None:
     assert len(drive.all(LaunchAttempt)) == 1
 
 
+def test_what_was_saved_out_of_step_is_not_promised() -> None:
+    drive = Adopted().running(step=11)
+    drive.verified(10)
+    drive.send(CollectivesDiffer, attempt=1, step=13, group="g", counts=((0, 9), (3, 8)), sound_step=8)
+    drive.answer_from()
+    assert drive.verdict.advice == "start again: it resumes from before the fault"
+
+
 def test_the_next_start_remembers_and_the_same_failure_is_not_started_again() -> None:
     drive = Adopted().running(step=11)
     drive.fail()
@@ -246,6 +255,21 @@ def test_a_rank_that_left_as_asked_is_not_blamed_for_those_that_fell_over_it() -
     assert (drive.verdict.fault_class, drive.verdict.root_rank) == ("peers_lost", None)
     drive.all_gone()
     assert drive.finish.exit_code == 75
+
+
+@pytest.mark.parametrize("is_asked_first", [True, False])
+def test_ranks_that_the_launcher_signals_as_well_are_no_fault(is_asked_first: bool) -> None:
+    drive = Adopted().running(step=11)
+    if is_asked_first:
+        drive.send(StopRequested, reason="SIGTERM", source="h0.r0")
+    drive.exited(1, -15)
+    if not is_asked_first:
+        drive.send(StopRequested, reason="SIGTERM", source="h0.r0")
+        drive.answer_from(dead(1, -15), dead(0, -15))
+        drive.exited(0, -15)
+    drive.all_gone()
+    assert (drive.finish.exit_code, drive.finish.error) == (75, "SV109")
+    assert drive.all(WriteVerdict) == []
 
 
 def test_ranks_that_do_not_save_in_time_are_ended_before_the_launcher_kills_us() -> None:

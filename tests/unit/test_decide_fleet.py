@@ -165,6 +165,8 @@ def test_what_the_scheduler_tells_late_decides_which_spare_is_near() -> None:
     (launch,) = drive.gone("n0")
     assert isinstance(launch, LaunchAttempt)
     assert [placement.node for placement in launch.placements] == ["n0", "near"]
+    drive.send(TopologyLearned, topology=(("node-1.example", ("switch:a",)),))
+    assert "names none of this run's nodes" in drive.last(Say).sentence
     _, again = replay(drive.supervisor.dump())
     assert [i for out in again for i in out] == drive.said
 

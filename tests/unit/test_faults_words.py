@@ -24,7 +24,7 @@ from faults_cases import (
 )
 
 from midwatch.faults import Frame, judge
-from midwatch.faults.frames import place_of_stack
+from midwatch.faults.frames import is_fetching, place_of_stack
 
 AT_START = (
     (
@@ -203,6 +203,14 @@ def test_a_thread_that_flushes_a_file_is_waited_for() -> None:
     flushing = alive(1, stack, **READ_ONLY, disk_wait=True)
     ranks = (alive(0, IN_ALL_REDUCE, is_attached=True, step=9, is_overdue=True), flushing)
     assert judge(evidence(*ranks, trigger="hang", suspected=((1, 9),), extensions=2)).fault_class == "no_fault"
+
+
+def test_a_thread_of_the_scripts_own_that_reads_is_told_from_one_that_a_library_keeps_open() -> None:
+    reading = (stdlib("SocketIO.readinto", "socket.py"), frame("Connection.read", "/x/site-packages/urllib3/x.py"))
+    starting = (stdlib("Thread.run", "threading.py"), stdlib("Thread._bootstrap", "threading.py"))
+    assert is_fetching((*reading, frame("prefetch"), *starting))
+    assert not is_fetching((*reading, frame("keep_alive", "/x/site-packages/tracker/sync.py"), *starting))
+    assert not is_fetching((*starting, frame("prefetch")))
 
 
 @pytest.mark.parametrize(

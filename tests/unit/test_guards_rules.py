@@ -10,7 +10,7 @@ import pytest
 from guards_runs import healthy, kinds, run
 
 from midwatch.config import GuardsConfig, ScheduleConfig
-from midwatch.guards import Guards, Sample, Schedule, vote
+from midwatch.guards import Guards, Sample, Schedule, sample_of, vote
 
 NAN = float("nan")
 
@@ -116,21 +116,34 @@ def test_a_stop_of_learning_is_advice() -> None:
 @pytest.mark.parametrize(
     ("loss", "kind"), [(NAN, "nonfinite"), (math.inf, "nonfinite"), (0.0, "zero_loss"), (0.01, "low_loss")]
 )
-def test_impossible_values_trip_at_the_first_step_and_are_told_once(loss: float, kind: str) -> None:
+def test_impossible_values_trip_at_once_and_are_told_once(loss: float, kind: str) -> None:
     guards = Guards()
-    verdicts = [guards.observe(Sample(step=step, loss=loss)) for step in range(30)]
-    assert kinds([one for verdict in verdicts for one in verdict.findings]) == [(kind, "trip", 0)]
-    assert all(verdict.is_anomalous for verdict in verdicts), "each of the steps counts"
+    assert guards.observe(Sample(step=0, loss=10.0)).ok
+    judgements = [guards.observe(Sample(step=step, loss=loss)) for step in range(1, 30)]
+    assert kinds([one for judgement in judgements for one in judgement.findings]) == [(kind, "trip", 1)]
+    assert all(judgement.is_anomalous for judgement in judgements), "each of the steps counts"
+    assert not any(judgement.ok for judgement in judgements)
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.01])
+def test_a_loss_that_never_was_one_is_a_note(loss: float) -> None:
+    guards = Guards()
+    judgements = [guards.observe(Sample(step=step, loss=loss)) for step in range(300)]
+    assert [one.tier for judgement in judgements for one in judgement.findings] == ["note"]
+    assert all(judgement.ok for judgement in judgements)
 
 
 def test_a_kind_that_is_off_neither_speaks_nor_counts() -> None:
     guards = Guards(GuardsConfig(off=("low_loss", "spike")))
-    verdicts = [guards.observe(Sample(**{**values, "loss": 0.001})) for values in healthy(30)]
-    assert not any(verdict.findings or verdict.is_anomalous for verdict in verdicts)
+    judgements = [
+        guards.observe(Sample(**{**values, "loss": 0.001 if values["step"] else 9.0})) for values in healthy(30)
+    ]
+    assert not any(judgement.findings or judgement.is_anomalous for judgement in judgements)
 
 
 def test_a_floor_of_nothing_allows_small_losses() -> None:
     guards = Guards(GuardsConfig(entropy_floor=0.0))
+    assert guards.observe(Sample(step=0, loss=5.0)).findings == ()
     assert guards.observe(Sample(step=0, loss=0.001)).findings == ()
     assert guards.observe(Sample(step=1, loss=-3.0)).findings == ()
 
@@ -356,3 +369,18 @@ def test_what_the_loader_says_is_noted() -> None:
         ("data_repeated", "note", 420),
         ("data_changed", "note", 450),
     ]
+
+
+def test_a_sample_is_made_of_what_a_script_logs() -> None:
+    logged = {
+        "loss": 2,
+        "grad_norm": 0.5,
+        "lr": [1e-3, 2e-3],
+        "tokens": 4096,
+        "note": "x",
+        "skipped": 1,
+        "loss_scale": True,
+    }
+    assert sample_of(7, logged) == Sample(step=7, loss=2.0, grad_norm=0.5, lr=(1e-3, 2e-3), is_skipped=True)
+    assert sample_of(8, {"loss": None, "lr": 3e-4, "param_norm": "?"}) == Sample(step=8, lr=3e-4)
+    assert sample_of(9, {"lr": [], "loss": 10**400}) == Sample(step=9)

@@ -31,7 +31,7 @@ def console() -> Iterator[Console]:
         yield Console(stream)
 
 
-def coordinator(folder: Path, console: Console, nodes: int) -> Coordinator:
+def coordinator(folder: Path, console: Console, nodes: int, *, timeout_s: float = TIMEOUT_S) -> Coordinator:
     carry = CarrySpec(run="r1", run_dir=str(folder), checkpoint_dir=str(folder), tag="t", confirm_s=0.1, max_restarts=1)
     spec = CoordinatorSpec(
         carry=carry,
@@ -41,7 +41,7 @@ def coordinator(folder: Path, console: Console, nodes: int) -> Coordinator:
         token="",
         socket_fd=-1,
         host="127.0.0.1",
-        rules=Rules(watch=WatchConfig(agent_timeout_s=TIMEOUT_S)),
+        rules=Rules(watch=WatchConfig(agent_timeout_s=timeout_s)),
         config_digest="0",
     )
     return Coordinator(spec, console, 1)
@@ -130,6 +130,30 @@ def test_nobody_is_lost_while_the_coordinator_is_busy(tmp_path: Path, console: C
         while made.members.live_count:
             await asyncio.sleep(0.02)  # now it is listened to, and says nothing
         assert events(tmp_path, "node.lost") == 1
+        made.over.set()
+        await clock
+        await made.end()
+
+    run(story)
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_node_whose_connection_broke_is_lost_unless_it_comes_back_at_once(
+    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    monkeypatch.setattr("midwatch.supervise.coordinator._GONE_S", 0.5)
+
+    async def story() -> None:
+        made = coordinator(tmp_path, console, 2, timeout_s=60.0)
+        member, _ = made.members.admit(joining(made, 0, 2), made.attention.listened_ns())
+        await made.feed_with_others(arrival(0))
+        clock = asyncio.create_task(made.keep_time())
+        made.hung_up(member)
+        # A report that lay in its other connection says nothing about afterwards; an order poll does.
+        member.heard_ns = made.attention.listened_ns()
+        member.polls = int(comes_back)
+        await asyncio.sleep(0.7)
+        assert member.is_lost is not comes_back
         made.over.set()
         await clock
         await made.end()

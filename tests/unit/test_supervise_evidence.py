@@ -20,7 +20,7 @@ from midwatch.supervise.kernel import KernelLog, oom_victims
 from midwatch.supervise.last_words import read_tail
 from midwatch.supervise.members import Member
 from midwatch.supervise.messages import GatherEvidence
-from midwatch.supervise.sample import parse_stack
+from midwatch.supervise.sample import Stacks, parse_stacks
 from midwatch.supervise.tee import Tee
 from midwatch.supervise.wire import Join, Sampled
 
@@ -31,12 +31,12 @@ PY_SPY = [
 
 
 def test_the_main_threads_frames_are_taken_innermost_first() -> None:
-    assert parse_stack(json.dumps(PY_SPY[::-1]).encode(), 5) == (Frame("inner", "/x/t.py", 3),)
+    assert parse_stacks(json.dumps(PY_SPY[::-1]).encode(), 5) == Stacks((Frame("inner", "/x/t.py", 3),), ((),))
 
 
 @pytest.mark.parametrize("document", [b"", b"{}", b"[]", b"[1]", b'[{"thread_name": "MainThread"}]', b"\xff"])
 def test_an_unreadable_stack_is_no_stack(document: bytes) -> None:
-    assert parse_stack(document, 5) == ()
+    assert parse_stacks(document, 5) == Stacks()
 
 
 def test_only_the_last_lines_are_kept_and_secrets_are_not(tmp_path: Path) -> None:

@@ -417,3 +417,20 @@ def test_a_machine_keeps_its_name_when_a_person_calls_it_by_its_host(tmp_path: P
     assert "left out of the next run" in note_between_runs(tmp_path, config, "isolate", "host7", "noise")
     assert [(key, machine.name) for key, machine in ledger.machines().items()] == [("host7/abc", "n7")]
     assert "no machine of that name" in note_between_runs(tmp_path, config, "isolate", "hots7", "noise")
+
+
+def test_a_machine_that_was_let_in_again_is_not_left_out_for_what_the_list_said_a_moment_ago(
+    tmp_path: Path, scheduler: Callable[..., Scheduler]
+) -> None:
+    scheduler()
+
+    async def story() -> None:
+        job = Job(tmp_path)
+        job.ledger.exclude("host7/abc", "n7", Reason(at_s=time.time(), text="XID 79"))
+        job.isolation.begin()
+        assert job.join() == "XID 79"
+        job.isolation.release("n7", "new card", "c1")
+        await job.isolation.settle(5.0)
+        assert job.join() == ""
+
+    run(story())

@@ -87,7 +87,9 @@ def test_attempts_with_a_column_are_told_apart_even_where_their_rows_alternate(j
     first, second = attempts((1, range(600), None)), attempts((2, range(400, 1000), None))
     joined = judge("\n".join([f"attempt,{HEADER}", *first, *second]) + "\n")
     mixed = [line for pair in zip(first, second, strict=True) for line in pair]
-    alternating = judge("\n".join([f"attempt,{HEADER}", *mixed]) + "\n")
+    alternating = judge("\n".join([f"attempt,{HEADER}", *mixed, "what is this"]) + "\n")
+    assert set(alternating.oddities.values()) == {1}, "counted once, however often it is read"
+    alternating.oddities = {}
     assert (joined.rows, joined.dead_rows, joined.resumes) == (1000, 200, [400])
     assert alternating == joined
     backwards = judge("\n".join([f"attempt,{HEADER}", *second, *first]) + "\n")
@@ -99,6 +101,18 @@ def test_mixed_attempts_without_a_column_are_refused(judge: Judge) -> None:
     with pytest.raises(TriageError, match="are mixed") as caught:
         judge("\n".join([HEADER, *mixed]) + "\n")
     assert caught.value.code == "TR102"
+
+
+def test_two_writers_that_take_turns_with_their_buffers_are_refused(judge: Judge) -> None:
+    bursts = [range(at, at + 10) for begin in range(0, 400, 10) for at in (begin, begin + 2000)]
+    with pytest.raises(TriageError, match="are mixed"):
+        judge(rows(*bursts))
+
+
+def test_a_run_that_crashes_over_and_over_is_one_run(judge: Judge) -> None:
+    starts = [range(5 * number, 5 * number + 8) for number in range(60)]
+    found = judge(rows(*starts))
+    assert (found.rows, found.dead_rows) == (303, 177)
 
 
 def test_rows_of_one_rank_are_judged(judge: Judge) -> None:

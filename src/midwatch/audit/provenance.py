@@ -13,13 +13,15 @@ from typing import Any
 import msgspec
 
 from midwatch.audit.provenance_code import ProjectCode
-from midwatch.audit.provenance_git import GIT_TIMEOUT_S, NO_GIT, GitState, look_at_git
+from midwatch.audit.provenance_git import NO_GIT, GitState, look_at_git
 from midwatch.config import Config, make_section, redact_list, semantic_section
 from midwatch.core import CodeState, Provenance
 
+_PATIENCE_S = 1.0
+"""Covers git and the list of packages, from the moment that they are needed; what comes later is taken up later."""
 _LIBRARIES = ("midwatch", "torch", "numpy", "safetensors")
-_MAX_WORDS = 200
-_MAX_WORD = 300
+_MAX_WORDS = 100
+_MAX_WORD = 120
 _MAX_PACKAGES = 3000
 
 
@@ -85,8 +87,8 @@ class EarlyLook:
         self._thread.start()
 
     def finish(self) -> EarlyLook:
-        """Blocking: until it is done, at most twice the time of one git query, counted from the beginning."""
-        self._thread.join(2 * GIT_TIMEOUT_S + 1)
+        """Blocking: until it is done, a second at most; git may answer later still."""
+        self._thread.join(_PATIENCE_S)
         return self
 
     def _look(self) -> None:

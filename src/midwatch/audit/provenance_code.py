@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +18,8 @@ from typing import Any
 
 from midwatch.config import redact_text
 
-MAX_NAMED_FILES = 1000
-"""Files whose digests are kept one by one: a manifest carries them."""
+MAX_NAMED_BYTES = 48 * 1024
+"""Names and digests of files that are kept one by one: about a thousand. Every manifest carries them."""
 MAX_TEXT_BYTES = 256 * 1024
 """Of one file whose text is kept."""
 MAX_ALL_TEXT_BYTES = 4 * 2**20
@@ -44,6 +45,7 @@ class ProjectCode:
         """Name to SHA-256."""
         self._sources: dict[str, bytes] = {}
         self._modules = 0
+        self._lock = threading.Lock()
         self._seen: set[str] = set()
         """Files of modules that were looked at, as the modules name them."""
 
@@ -63,11 +65,20 @@ class ProjectCode:
 
     @property
     def files(self) -> dict[str, str]:
-        """Name to 16 hex digits, the first ``MAX_NAMED_FILES``."""
-        return {name: self.digests[name][:16] for name in sorted(self.digests)[:MAX_NAMED_FILES]}
+        """Name to 16 hex digits, as far as ``MAX_NAMED_BYTES`` goes."""
+        left, kept = MAX_NAMED_BYTES, dict[str, str]()
+        for name in sorted(self.digests):
+            left -= len(name.encode("utf-8", "backslashreplace")) + 24
+            if left >= 0:
+                kept[name] = self.digests[name][:16]
+        return kept
 
     def look(self, modules: Iterable[ModuleType] | None = None) -> list[str]:
         """Take in what was imported since; returns the new names. Nothing is looked at while no module was added."""
+        with self._lock:
+            return self._look(modules)
+
+    def _look(self, modules: Iterable[ModuleType] | None) -> list[str]:
         if modules is None and len(sys.modules) == self._modules:
             return []
         self._modules = len(sys.modules)

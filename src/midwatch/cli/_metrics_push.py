@@ -10,13 +10,12 @@ from typing import Final
 
 import click
 
-from midwatch.audit.exporters import Pusher, PushReport, RemoteWriteSink, Sink, TensorBoardSink
+from midwatch.audit.exporters import Pusher, PushReport, Sink, sink_of
 from midwatch.cli._output import exits, json_option, plain, say, show_json
 from midwatch.cli._places import run_folder
 from midwatch.config import expand_path, load_config
 from midwatch.core import MetricsError, format_bytes
 
-_TENSORBOARD: Final = "tensorboard:"
 _PAUSE_S: Final = 0.2
 
 
@@ -72,12 +71,10 @@ def push(
 def _sink(target: str | None, config_file: Path | None, overrides: Sequence[str]) -> Sink:
     config = load_config(config_file, overrides).metrics.push
     chosen = target if target is not None else config.url
-    if chosen.startswith(_TENSORBOARD):
-        return TensorBoardSink(Path(chosen.removeprefix(_TENSORBOARD)).absolute())
     if not chosen:
         raise click.UsageError("say where: --to URL, or metrics.push.url")
     token = expand_path("metrics.push.token_file", config.token_file) if config.token_file else None
-    return RemoteWriteSink(chosen, token_file=token)
+    return sink_of(chosen, token)
 
 
 def _push_all(pusher: Pusher, wait_s: float) -> PushReport:

@@ -18,6 +18,8 @@ from midwatch.cli._progress import ByteCounter
 from midwatch.config import expand_path, load_config
 from midwatch.core import SYSTEM_CLOCK, MetricsError, format_seconds
 
+ASKED: Final = "a person asked for it"
+
 TEXT_BUCKETS: Final = 20
 """Rows for people who did not say how many."""
 
@@ -88,7 +90,7 @@ def reindex(run: Path, *, config_file: Path | None, overrides: Sequence[str], is
     """
     began_ns = SYSTEM_CLOCK.monotonic_ns()
     with open_index(run, config_file, overrides) as index:
-        index.start_anew()
+        index.start_anew(ASKED)
         report = fill(index)
         seconds = (SYSTEM_CLOCK.monotonic_ns() - began_ns) / 1e9
         document = {**_about(index), "files": report.files, "records": report.records, "points": report.points}
@@ -234,5 +236,7 @@ def _show_attempts(attempts: list[dict[str, Any]]) -> None:
 
 
 def _warn(document: dict[str, Any]) -> None:
+    if document["rebuilt"] not in ("", ASKED):
+        say(f"the index was made anew: {plain(document['rebuilt'])}", fg="yellow")
     for name, count in document["damaged_lines"].items():
         say(f"{plain(name)}: {count} lines could not be read", fg="yellow")

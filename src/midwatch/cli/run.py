@@ -145,7 +145,8 @@ def _show_plan(checked: Plan, *, is_json: bool) -> None:
         return
     click.echo(f"run folder: {checked.paths.run_dir}")
     click.echo(f"command:    {shlex.join(checked.command)}")
-    for number, environment in enumerate(environments):
+    place = checked.request.place
+    for number, environment in enumerate(environments, place.local_rank if place else 0):
         click.echo(f"\nlocal rank {number}:")
         for name, value in sorted(environment.items()):
             click.echo(f"  {name}={value}")

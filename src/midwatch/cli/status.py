@@ -141,7 +141,10 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, object]]:
         ("attempt", status.get("attempt", document["attempt"])),
         ("step", status.get("step") if document["live"] else ""),
         ("hold", _hold(status)),
-        ("nodes", f"{len(status.get('agents', []))} of {status.get('nodes_wanted', '?')}" if document["live"] else ""),
+        (
+            "wrappers" if status.get("is_adopted") else "nodes",
+            f"{len(status.get('agents', []))} of {status.get('nodes_wanted', '?')}" if document["live"] else "",
+        ),
         ("restart budget", _budget(status) if document["live"] else ""),
         ("newest verified", f"{newest['name']}, {when(newest['written_ns'])[:19]} UTC" if newest else "none"),
         ("incidents", len(document["incidents"])),

@@ -135,6 +135,9 @@ def contradictions(config: Config) -> Iterable[Problem]:
         yield _pair("watch.floor_s", watch.floor_s, "watch.phase_timeout_s", watch.phase_timeout_s, "must not exceed")
     yield from _of_checkpoints(config.checkpoint, config.checkpoint.dir or f"{config.run.dir}/checkpoints")
     yield from _of_guards(config.guards)
+    if (url := config.metrics.push.url) and not url.startswith(("http://", "https://")):
+        # Not quoted: there may be a password in it.
+        yield Problem("CF102", "metrics.push.url", "metrics.push.url must begin with http:// or https://")
 
 
 def _of_checkpoints(checkpoint: CheckpointConfig, shared: str) -> Iterable[Problem]:

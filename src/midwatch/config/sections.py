@@ -20,8 +20,10 @@ from midwatch.core import Section
 
 MAX_VALUE_BYTES = 200
 """Of one value as JSON: a path or a name in full, not a chat template."""
-MAX_SECTION_BYTES = 48 * 1024
-"""Names and values of one section: more than a thousand of them. Every manifest carries it."""
+MAX_SEMANTIC_BYTES = 48 * 1024
+"""Names and values: more than a thousand of them. Every manifest carries them."""
+MAX_SECTION_BYTES = 12 * 1024
+"""Of each other section: midwatch's own settings take a third of it."""
 _MAX_NAME = 160
 _HEAD = 60
 """Characters of a long text that are kept."""
@@ -38,16 +40,17 @@ def semantic_section(params: Mapping[str, Any], train: Mapping[str, Any]) -> Sec
     """
     plain = semantic_data(params, train)
     # Without the names of empty tables: a script that declares nothing has no values.
-    return Section(hash=section_hash("config", plain), values=_bounded({k: v for k, v in plain.items() if v}))
+    declared = {name: table for name, table in plain.items() if table}
+    return Section(hash=section_hash("config", plain), values=_bounded(declared, MAX_SEMANTIC_BYTES))
 
 
 def make_section(name: str, table: Mapping[str, Any]) -> Section:
     """Any other section. Raises as ``semantic_section``."""
     plain = redact(plain_data(table, name))
-    return Section(hash=section_hash(name, plain), values=_bounded(plain))
+    return Section(hash=section_hash(name, plain), values=_bounded(plain, MAX_SECTION_BYTES))
 
 
-def _bounded(plain: Mapping[str, Any]) -> dict[str, Any]:
+def _bounded(plain: Mapping[str, Any], limit_bytes: int) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in _leaves(plain, ""):
         unique = name
@@ -56,7 +59,7 @@ def _bounded(plain: Mapping[str, Any]) -> dict[str, Any]:
         values[unique] = _kept(value)
     # The innermost tables first: what is left out should be as little as possible.
     for depth in (3, 2, 1, 0):
-        values = _fitted(values, depth)
+        values = _fitted(values, depth, limit_bytes)
     return values
 
 
@@ -107,11 +110,11 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()[:16]
 
 
-def _fitted(values: dict[str, Any], depth: int) -> dict[str, Any]:
+def _fitted(values: dict[str, Any], depth: int, limit_bytes: int) -> dict[str, Any]:
     """Sum up the largest tables, ``depth`` names deep, until the rest fits."""
     sizes = {name: len(name) + len(msgspec.json.encode(value)) + 4 for name, value in values.items()}
     total = sum(sizes.values())
-    if total <= MAX_SECTION_BYTES:
+    if total <= limit_bytes:
         return values
     tables: dict[str, list[str]] = {}
     for name in values:
@@ -119,7 +122,7 @@ def _fitted(values: dict[str, Any], depth: int) -> dict[str, Any]:
     kept = dict(values)
     for table in sorted(tables, key=lambda table: (-sum(sizes[name] for name in tables[table]), table)):
         inside = tables[table]
-        if total <= MAX_SECTION_BYTES or len(inside) == 1:
+        if total <= limit_bytes or len(inside) == 1:
             continue
         remark = f"{len(inside)} values, not kept (sha256 {_digest({name: kept.pop(name) for name in inside})})"
         kept[table] = remark

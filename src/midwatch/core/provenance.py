@@ -31,7 +31,7 @@ class CodeState(msgspec.Struct, frozen=True, kw_only=True):
     is_entry_installed: bool = False
     """The script came with a package (``litgpt``, ``pytest``), so its name says little about the experiment."""
     files: dict[str, str] = {}
-    """Name to 16 hex digits of the SHA-256 of its bytes; in a very large project the first thousand."""
+    """Name to 16 hex digits of the SHA-256 of its bytes; in a very large project about a thousand of them."""
     count: int = 0
     """How many files ``hash`` covers."""
     step: int | None = None

@@ -8,6 +8,7 @@ same failure again?), ``grade`` (how wide, what to do). ``classes.toml`` is the 
 
 from midwatch.faults.fingerprint import fingerprint
 from midwatch.faults.flight import MAX_FLIGHT_BYTES, FlightError, read_flight
+from midwatch.faults.frames import is_fetching
 from midwatch.faults.grade import Widths
 from midwatch.faults.hang import has_moved_on
 from midwatch.faults.table import CLASSES, FaultClass, class_of
@@ -51,6 +52,7 @@ __all__ = [
     "class_of",
     "fingerprint",
     "has_moved_on",
+    "is_fetching",
     "judge",
     "read_flight",
     "shared_domain",

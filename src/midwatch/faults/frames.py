@@ -44,8 +44,8 @@ _STORAGE = re.compile(
     r"|(^|/)(urllib3|botocore|aiobotocore|boto3|s3transfer|fsspec|s3fs|gcsfs|adlfs|h5py|zarr|numpy/lib/.*npyio"
     r"|google/(cloud/storage|resumable_media)|torch/serialization|torch/utils/data/dataloader|safetensors/)"
 )
-"""Where data comes from a store or goes there: such a wait may be long, and rightly so. What the workers of a loader wait
-for is not seen from the rank itself."""
+"""Where data comes from a store or goes there: such a wait may be long, and rightly so. What the workers of a loader
+wait for is not seen from the rank itself."""
 _LOOK_THROUGH = (
     *("/threading.py", "/queue.py", "/selectors.py", "/multiprocessing/connection.py", "/multiprocessing/queues.py"),
     *("/concurrent/futures/_base.py", "/concurrent/futures/thread.py", "torch/_ops.py"),
@@ -116,6 +116,11 @@ def is_storage(stack: Sequence[Frame]) -> bool:
     """The innermost frames are of a library that reads and writes files or objects, or loads data."""
     inner = [frame for frame in stack if not frame.file.endswith(_LOOK_THROUGH)]
     return any(_STORAGE.search(frame.file) for frame in inner[:2])
+
+
+def is_fetching(stack: Sequence[Frame]) -> bool:
+    """A thread that the script itself made waits for a store; those of libraries may do so all the time."""
+    return is_storage(stack) and user_frame(stack) is not None
 
 
 def where(stack: Sequence[Frame]) -> str:

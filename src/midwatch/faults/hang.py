@@ -160,7 +160,7 @@ def _work(one: Living, evidence: Evidence) -> str:
     if _is_briefly_in_kernel(one):
         return f"waits for a disk or a mount{_stack_text(one)} for {rank.state_s:.1f} s"
     if rank.disk_wait:
-        return f"has a thread or child that waits for a disk or a mount{_stack_text(one)}"
+        return f"has a thread or child that waits for storage{_stack_text(one)}"
     if rank.stacks and frames.is_storage(rank.stacks[-1]):
         return f"waits for storage{_stack_text(one)}"
     return ""

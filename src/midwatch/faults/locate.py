@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from midwatch.faults import frames
+from midwatch.faults import frames, wordings
 from midwatch.faults.desync import locate_desync, locate_jump
 from midwatch.faults.hang import living, locate_hang, works_by_itself
 from midwatch.faults.located import Located, pick, share
@@ -64,13 +64,18 @@ def locate(evidence: Evidence, facts: Sequence[RankFact]) -> Located:
 
 
 def _roots(evidence: Evidence, facts: Sequence[RankFact]) -> list[RankFact]:
-    """Ranks with a failure of their own, worst class first, earliest first inside a class."""
+    """Ranks with a failure of their own, worst class first; inside a class a broken device first, then the earliest."""
     found: list[RankFact] = []
     for fact in facts:
         is_unwinding = not fact.is_dead and frames.place_of(fact.evidence, evidence.window_s) in ("user", "unknown")
         if fact.order < _EARLY_EXIT and (fact.is_dead or is_unwinding):
             found.append(fact)
-    return sorted(found, key=lambda fact: (fact.order, _ended_at(fact), fact.rank))
+    return sorted(found, key=lambda fact: (fact.order, not _is_broken(fact), _ended_at(fact), fact.rank))
+
+
+def _is_broken(fact: RankFact) -> bool:
+    """By the kernel's word about the device: what a bug can do to a healthy one is no reason to leave its node out."""
+    return any(wordings.is_broken_gpu(line) for line in fact.lines)
 
 
 def _ended_at(fact: RankFact) -> float:
@@ -84,13 +89,20 @@ def _first_root(evidence: Evidence, roots: Sequence[RankFact], facts: Sequence[R
     if same and confidence == "certain":
         confidence = "likely"
     bounds = dict(evidence.clock_error_s)
-    tied = [fact for fact in same if not _is_ordered(bounds, culprit, fact)]
+    equal = [fact for fact in same if _is_broken(fact) == _is_broken(culprit)]
+    tied = [fact for fact in equal if not _is_ordered(bounds, culprit, fact)]
     if tied:
         return _simultaneous([culprit, *tied], roots, facts)
     reasons = [class_of(culprit.fault_class).title]
     if same:
         reasons.append(f"the first of {len(same) + 1} ranks with a failure of this kind")
-    main = Suspect(rank=culprit.rank, node=culprit.node, weight=0.7 if others else 1.0, reasons=tuple(reasons))
+    main = Suspect(
+        rank=culprit.rank,
+        node=culprit.node,
+        weight=0.7 if others else 1.0,
+        reasons=tuple(reasons),
+        is_broken=_is_broken(culprit),
+    )
     rest = _also_failed(others) if others else ()
     victims = [fact for fact in facts if fact.rank not in {root.rank for root in roots}]
     return Located(
@@ -112,7 +124,10 @@ def _also_failed(others: Sequence[RankFact]) -> tuple[Suspect, ...]:
     """Each with its own kind of failure: an exception beside a broken GPU says nothing against its node."""
     shared = share([fact.evidence for fact in others], ("failed by itself, too",), total=0.3)
     pairs = zip(shared, others, strict=True)
-    return tuple(msgspec.structs.replace(suspect, fault_class=fact.fault_class) for suspect, fact in pairs)
+    return tuple(
+        msgspec.structs.replace(suspect, fault_class=fact.fault_class, is_broken=_is_broken(fact))
+        for suspect, fact in pairs
+    )
 
 
 def _is_ordered(bounds: Mapping[str, float], first: RankFact, second: RankFact) -> bool:

@@ -77,7 +77,8 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     state_s: float | None = None
     """How long it has been in ``proc_state`` without a break."""
     disk_wait: bool = False
-    """At both samples one of its threads or children was in the kernel for a disk or a mount."""
+    """At both samples one of its threads or children waited for storage: in the kernel, for a disk or a mount, or in a
+    thread of the script's own, inside a library of storage."""
     stands_still: bool | None = None
     """Its main thread has not run for longer than it ever rests; None where nobody looked."""
     steps_advanced: int = 0
@@ -161,6 +162,8 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     fault_class: str = ""
     """Of its own failure, where that is another one than the verdict names; a failure of another kind does not share
     the verdict's cause."""
+    is_broken: bool = False
+    """The kernel says that its device failed."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

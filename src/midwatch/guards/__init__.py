@@ -27,8 +27,9 @@ from midwatch.guards.breaker_messages import (
     WakeAt,
     judged,
 )
-from midwatch.guards.finding import TIERS, Finding, Kind, Sample, Tier, Verdict, worst
+from midwatch.guards.finding import TIERS, Finding, Judgement, Kind, Sample, Tier, worst
 from midwatch.guards.guards import START_STEPS, Guards
+from midwatch.guards.logged import sample_of
 from midwatch.guards.replicas import Vote, vote
 from midwatch.guards.schedule import Schedule
 
@@ -46,6 +47,7 @@ __all__ = [
     "GoOn",
     "Guards",
     "Instruction",
+    "Judgement",
     "Kind",
     "MarkSuspect",
     "Memory",
@@ -61,10 +63,10 @@ __all__ = [
     "Ticked",
     "Tier",
     "Trip",
-    "Verdict",
     "Vote",
     "WakeAt",
     "judged",
+    "sample_of",
     "vote",
     "worst",
 ]

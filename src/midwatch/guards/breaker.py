@@ -19,9 +19,8 @@ from typing import Any, Final
 import msgspec
 
 from midwatch.config import GuardsConfig
-from midwatch.guards.breaker_memory import Memory, Trip
+from midwatch.guards.breaker_memory import Memory
 from midwatch.guards.breaker_messages import (
-    Act,
     BreakerEvent,
     ClearSuspect,
     Decision,
@@ -40,15 +39,14 @@ from midwatch.guards.breaker_messages import (
     Ticked,
     WakeAt,
 )
+from midwatch.guards.breaker_policy import doubts, lacks, own_decision, position_of, trip_of
 
 CALM_STEPS: Final = 50
 """Steps without an outlier after which one is over."""
 LENIENT_STEPS: Final = 128
 """After a person's ``go_on`` the same kind does not stop the run again for so long: the trend needs half of that to
 learn a new level."""
-SAME_PLACE: Final = 16
-"""Positions of first outliers that are no farther apart are the same place."""
-DAY_NS: Final = 86_400 * 10**9
+MOST_TRIPS: Final = 16
 SECOND_NS: Final = 10**9
 
 
@@ -106,7 +104,7 @@ class Breaker:
     def _judged(self, event: StepJudged) -> None:
         memory = self._memory
         if memory.state == "open":
-            return  # a verdict that was under way when the pause began
+            return  # a judgement that was under way when the pause began
         self._count(event)
         if memory.state == "half_open":
             self._on_probation(event)
@@ -122,7 +120,7 @@ class Breaker:
             self._move("closed", event.step, f"{CALM_STEPS} steps without an outlier")
 
     def _count(self, event: StepJudged) -> None:
-        """Several verdicts on one step count as one."""
+        """Several judgements on one step count as one."""
         memory = self._memory
         is_anomalous = event.is_anomalous or self._is_over_probation(event)
         if event.step != memory.step:
@@ -135,7 +133,7 @@ class Breaker:
         if is_anomalous or event.is_outlier or event.tier in ("incident", "trip"):
             memory.calm = 0
             if memory.since_step is None:
-                memory.since_step, memory.since_position = event.step, _position(event)
+                memory.since_step, memory.since_position = event.step, position_of(event)
         elif memory.calm >= CALM_STEPS:
             memory.since_step = None
 
@@ -174,7 +172,7 @@ class Breaker:
         is_warning = self._action in ("off", "warn")
         if is_warning and memory.trip is not None and memory.state == "incident":
             return  # told already
-        trip = self._remember(event)
+        trip = memory.trip = trip_of(event, memory)
         since = memory.since_step if memory.since_step is not None else event.step
         self._emit(MarkSuspect(cause=self._cause, since_step=since))
         why = f"{trip.kind} at step {trip.step}"
@@ -184,40 +182,14 @@ class Breaker:
             if memory.state != "incident":
                 self._move("incident", event.step, why)
             return
-        doubt = self._doubt(trip, event.now_ns)
-        memory.needs_person = bool(doubt) or self._action == "pause"
+        doubt = doubts(memory, trip, event.now_ns, self._rules.rewinds_per_day)
+        memory.trips = [*memory.trips[1 - MOST_TRIPS :], trip]
+        memory.is_doubtful = bool(doubt)
+        memory.needs_person = memory.is_doubtful or self._action == "pause"
         self._triage(event)
         self._pause(event.now_ns, f"{why}; {doubt}" if doubt else why)
         if not memory.needs_person:
-            self._go_back(self._policy(trip, event.now_ns))
-
-    def _remember(self, event: StepJudged) -> Trip:
-        memory = self._memory
-        position = memory.since_position if memory.since_step is not None else _position(event)
-        loaded = memory.loaded_step
-        memory.trip = Trip(
-            step=event.step,
-            kind=event.kind or "spike",
-            position=position,
-            last_position=_position(event),
-            since_load=None if loaded is None else event.step - loaded,
-            ranks=event.ranks,
-        )
-        return memory.trip
-
-    def _doubt(self, trip: Trip, now_ns: int) -> str:
-        """Why no rule may decide; empty when one may."""
-        memory = self._memory
-        earlier, memory.trips = memory.trips, [*memory.trips[-15:], trip]
-        same = [one for one in earlier if one.kind == trip.kind]
-        if any(abs(one.position - trip.position) <= SAME_PLACE for one in same):
-            return f"the second time at position {trip.position} of the data without progress"
-        if trip.since_load is not None and any(one.since_load == trip.since_load for one in same):
-            return f"the second time {trip.since_load} steps after a load without progress"
-        memory.automatic_ns = [at for at in memory.automatic_ns if now_ns - at < DAY_NS]
-        if self._action == "rewind" and len(memory.automatic_ns) >= self._rules.rewinds_per_day:
-            return f"{len(memory.automatic_ns)} automatic rewinds in 24 hours are enough"
-        return ""
+            self._go_back(own_decision(trip, event.now_ns, self._cause))
 
     def _pause(self, now_ns: int, why: str) -> None:
         memory, trip = self._memory, self._memory.trip
@@ -239,32 +211,17 @@ class Breaker:
         if memory.needs_person:
             self._say("error", f"paused: {why}. A person decides within {self._rules.hold_s:.0f} s, or the run ends")
 
-    def _policy(self, trip: Trip, now_ns: int) -> Decision:
-        act: Act = "drop_node" if trip.kind == "replicas_split" and trip.ranks else "skip_range"
-        skips = act == "skip_range"
-        return Decision(
-            now_ns=now_ns,
-            cause=self._cause,
-            act=act,
-            by="policy",
-            reason=f"{trip.kind} at step {trip.step}",
-            first=trip.position if skips else None,
-            last=trip.last_position if skips else None,
-            ranks=trip.ranks if not skips else (),
-            is_automatic=True,
-        )
-
     # --- deciding -------------------------------------------------------------------------------------------------
 
     def _decided(self, decision: Decision) -> None:
         memory = self._memory
-        fault = _incomplete(decision)
+        fault = lacks(decision)
         if fault:
             self._say("error", f"{decision.act} by {decision.by} is not done: {fault}")
         elif decision.act == "stop":
             self._end(decision.reason or f"stopped by {decision.by}")
-        elif decision.is_automatic:
-            self._say("error", f"{decision.act} by {decision.by} is not done: only the breaker itself is automatic")
+        elif decision.is_automatic and (memory.state != "open" or memory.is_doubtful):
+            self._say("error", f"{decision.act} by {decision.by} is not done: it is for a person to decide")
         elif decision.act == "go_on":
             self._let_go(decision)
         elif memory.is_going_back:
@@ -348,19 +305,3 @@ class Breaker:
 
     def _emit(self, instruction: Instruction) -> None:
         self._out.append(instruction)
-
-
-def _position(event: StepJudged) -> int:
-    return event.position if event.position is not None else event.step
-
-
-def _incomplete(decision: Decision) -> str:
-    if decision.act == "skip_range":
-        if decision.first is None or decision.last is None or decision.last < decision.first:
-            return "it needs the first and the last position to skip"
-    elif decision.act == "lower_lr":
-        if decision.factor is None or not 0 < decision.factor < 1:
-            return "it needs a factor between 0 and 1"
-    elif decision.act == "drop_node" and not decision.node:
-        return "it needs a node"
-    return ""

@@ -41,6 +41,8 @@ class Memory(msgspec.Struct, kw_only=True):
     until_ns: int = 0
     """When the hold is over."""
     needs_person: bool = False
+    is_doubtful: bool = False
+    """No rule may decide, ours or one outside."""
     is_going_back: bool = False
     rewinds: int = 0
     """Since there was progress."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from midwatch.guards.finding import TIERS, Finding, Kind, Tier, Verdict
+from midwatch.guards.finding import TIERS, Finding, Judgement, Kind, Tier
 
 State = Literal["closed", "watching", "incident", "open", "half_open", "ended"]
 """closed: training. watching: an outlier was seen lately. incident: evidence is being gathered, training goes on. open:
@@ -22,7 +22,7 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class StepJudged(_Event, frozen=True, kw_only=True, tag=True):
-    """The guards' word on a step, in the order of the steps; ``judged`` makes it from a verdict."""
+    """The guards' word on a step, in the order of the steps; ``judged`` makes it from a judgement."""
 
     step: int
     is_anomalous: bool = False
@@ -55,6 +55,8 @@ class Decision(_Event, frozen=True, kw_only=True, tag=True):
     """Of the node, where a rule names ranks and the node is for the outside to find."""
     before_step: int | None = None
     is_automatic: bool = False
+    """By a rule, which may decide only while the run is paused, so many times a day, and not on trouble that came back.
+    """
 
 
 class Resumed(_Event, frozen=True, kw_only=True, tag=True):
@@ -146,16 +148,16 @@ class Say(_Instruction, frozen=True, kw_only=True, tag=True):
 Instruction = Moved | StartTriage | Pause | MarkSuspect | ClearSuspect | GoBack | GoOn | End | WakeAt | Say
 
 
-def judged(verdict: Verdict, now_ns: int, *, cause: str = "", position: int | None = None) -> StepJudged:
-    """The event for a verdict; of several findings the worst one names it."""
-    worst: Finding | None = max(verdict.findings, key=lambda one: TIERS.index(one.tier), default=None)
+def judged(judgement: Judgement, now_ns: int, *, cause: str = "", position: int | None = None) -> StepJudged:
+    """The event for a judgement; of several findings the worst one names it."""
+    worst: Finding | None = max(judgement.findings, key=lambda one: TIERS.index(one.tier), default=None)
     return StepJudged(
         now_ns=now_ns,
         cause=cause,
-        step=verdict.step,
-        is_anomalous=verdict.is_anomalous,
-        is_outlier=verdict.is_outlier,
-        z=verdict.z,
+        step=judgement.step,
+        is_anomalous=judgement.is_anomalous,
+        is_outlier=judgement.is_outlier,
+        z=judgement.z,
         tier=worst.tier if worst else None,
         kind=worst.kind if worst else None,
         ranks=worst.ranks if worst else (),

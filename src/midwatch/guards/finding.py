@@ -1,4 +1,4 @@
-"""What goes into the guards, one step's numbers, and what comes out: findings and a verdict on the step."""
+"""What goes into the guards, one step's numbers, and what comes out: findings and a judgement on the step."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return f"step {self.step}: {self.text} ({self.tier})"
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """The guards' word on one sample."""
 
     step: int
@@ -82,6 +82,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What is new: a state of affairs that lasts is told once, and again when it gets worse."""
     is_anomalous: bool = False
     """The loss is not what it should be. So many steps in a row (``guards.trip_after``) are a trip."""
+    is_impossible: bool = False
+    """Values that no healthy step has; an overflow that the loss scale leaves out by itself is not meant."""
     is_outlier: bool = False
     """Some signal is out of its band, told or not: from here on checkpoints may be in doubt."""
     z: float | None = None
@@ -89,8 +91,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Nothing speaks against making this step."""
-        return self.tier != "trip"
+        """False where the optimizer should not make this step."""
+        return not self.is_impossible and self.tier != "trip"
 
     @property
     def tier(self) -> Tier | None:

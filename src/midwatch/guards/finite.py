@@ -32,16 +32,17 @@ class FiniteGuard:
         self._scale: float | None = None
         self._skips: deque[int] = deque(maxlen=SKIPS_ALLOWED + 1)
         self._episode = Episode(QUIET_AFTER)
+        self._had_loss = False
         self.seen: Kind | None = None
-        """What the sample judged last has, told or not."""
+        """What makes the sample judged last impossible, told or not."""
 
     def judge(self, sample: Sample, *, is_past_start: bool) -> Finding | None:
         """Look at whatever numbers the sample has."""
         self._episode.passed()
         self._learn_scaling(sample.loss_scale)
         finding = self._first(sample, is_past_start=is_past_start)
-        self.seen = finding.kind if finding is not None else None
-        return finding if finding is not None and self._episode.is_news("trip") else None
+        self.seen = finding.kind if finding is not None and finding.tier == "trip" else None
+        return finding if finding is not None and self._episode.is_news(finding.tier) else None
 
     def _learn_scaling(self, scale: float | None) -> None:
         if scale is not None and math.isfinite(scale):
@@ -71,6 +72,7 @@ class FiniteGuard:
         if self._entropy_floor and sample.loss < self._entropy_floor:
             text = f"loss {sample.loss:.3g} is below the entropy of text ({self._entropy_floor:g}): do targets leak?"
             return self._low(sample, "low_loss", text)
+        self._had_loss = True
         return None
 
     def _left_out(self, sample: Sample, bad: list[str]) -> Finding | None:
@@ -96,10 +98,11 @@ class FiniteGuard:
         )
 
     def _low(self, sample: Sample, kind: Kind, text: str) -> Finding:
+        # One that was so from the first step on is another thing than a loss: a stage of a pipeline that has none.
         return Finding(
             step=sample.step,
             kind=kind,
-            tier="trip",
+            tier="trip" if self._had_loss else "note",
             metric="loss",
             value=sample.loss,
             low=self._entropy_floor,
@@ -111,12 +114,14 @@ class FiniteGuard:
             "is_dynamic": self._is_dynamic,
             "scale": self._scale,
             "skips": list(self._skips),
+            "had_loss": self._had_loss,
             "episode": self._episode.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._is_dynamic = self._is_dynamic or state["is_dynamic"]
         self._scale = state["scale"]
+        self._had_loss = state["had_loss"]
         self._skips = deque(state["skips"], maxlen=SKIPS_ALLOWED + 1)
         self._episode.load_state_dict(state["episode"])
 

@@ -3,8 +3,8 @@
 Example::
 
     guards = Guards(config.guards)
-    verdict = guards.observe(Sample(step=step, loss=loss, grad_norm=norm, lr=lr))
-    for finding in verdict.findings:
+    judgement = guards.observe(Sample(step=step, loss=loss, grad_norm=norm, lr=lr))
+    for finding in judgement.findings:
         print(finding)
 
 Pure and deterministic: no clock, no I/O, no randomness. Ranks that are given the same numbers decide the same. The
@@ -19,7 +19,7 @@ from typing import Any, Final, TypeGuard
 
 from midwatch.config import GuardsConfig
 from midwatch.guards.batches import BatchGuard
-from midwatch.guards.finding import Finding, Sample, Verdict
+from midwatch.guards.finding import Finding, Judgement, Sample
 from midwatch.guards.finite import FiniteGuard
 from midwatch.guards.level import LevelGuard
 from midwatch.guards.norms import NormGuard
@@ -74,7 +74,7 @@ class Guards:
         self._replicas = ReplicaGuard()
         self._batches = BatchGuard()
 
-    def observe(self, sample: Sample) -> Verdict:
+    def observe(self, sample: Sample) -> Judgement:
         """Judge one sample. Never raises for what the numbers are."""
         if sample.step != self._step:
             self._step = sample.step
@@ -90,10 +90,11 @@ class Guards:
         self._take_ranks(sample, found)
         self._take_batch(sample, found)
         findings = tuple(one for one in found if one is not None and one.kind not in self._off)
-        return Verdict(
+        return Judgement(
             step=sample.step,
             findings=findings,
             is_anomalous=is_bad or is_high,
+            is_impossible=is_bad,
             is_outlier=is_outlier or any(one.tier != "note" for one in findings),
             z=self._spikes.z if "loss" in self._taken else None,
         )

@@ -20,9 +20,9 @@ from midwatch.guards.trend import OUTLIER_Z, Trend, unlog
 LOSS_FLOOR: Final = 0.004
 """Of the log loss: losses printed in bf16 take so few values that half of them can be equal."""
 
-JUMP_RATIO: Final = 1.5
-"""Before the trend is armed: a loss that is this many times the worst of the last eight. Losses of language models live
-between 2 and 4 nats; the largest harmless jump in one step that is on record is 1.41."""
+JUMP_RATIO: Final = 1.3
+"""Before the trend is armed: a loss that is this many times the worst of the last eight. Five standard deviations of a
+noisy loss (5 %), and far more of a mean over many ranks. A note only."""
 
 RECENT: Final = 8
 QUIET_AFTER: Final = 16
@@ -65,7 +65,7 @@ class SpikeGuard:
 
     def _unarmed(self, step: int, loss: float, value: float, is_past_start: bool) -> Finding | None:
         limit = max(self._recent, default=math.inf) + math.log(JUMP_RATIO)
-        self.is_outlier = is_past_start and len(self._recent) > 1 and value > limit
+        self.is_outlier = is_past_start and value > limit
         if not self.is_outlier or not self._up.is_news("note"):
             return None
         text = f"loss {loss:.4g} right after {unlog(self._recent[-1]):.4g}, and too little is known for a trend"

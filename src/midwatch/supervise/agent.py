@@ -68,6 +68,8 @@ class Agent:
         self._hands = Hands(spec.setup, spec.watch, self._outbox, console, is_warm=spec.is_warm)
         self._session = ""
         self._heard = time.monotonic()
+        self._trouble: ProtocolError | None = None
+        """What was wrong with the coordinator last."""
         self._answer_s = answer_s(spec.nnodes)
         self._clock = CoordinatorClock()
         self._last_order = 0
@@ -190,7 +192,7 @@ class Agent:
         )
         receipt = await self._link.ask(channel, "/v1/report", report, Receipt, timeout_s=self._answer_s)
         back_ns = time.monotonic_ns()
-        self._heard = back_ns / 1e9
+        self._heard, self._trouble = back_ns / 1e9, None
         self._clock.note(sent_ns=sent_ns, heard_ns=receipt.heard_ns, told_ns=receipt.told_ns, back_ns=back_ns)
         self._outbox.acknowledge(receipt.upto)
         if self._hands.is_done and self._outbox.is_empty:
@@ -206,9 +208,7 @@ class Agent:
             # A host that stands still holds a poll open for as long as it likes.
             self._polling.cancel()
         self._look_for_another()
-        if not self._hands.has_working_ranks and time.monotonic() - self._heard > self._spec.patience_s:
-            self._console.send("refused", error=error.code, message=error.message)
-            self._over.set()
+        self._trouble = error
         # Waiting in vain for an answer was a pause already; a coordinator that comes back must not wait for us.
         # Of a large fleet nobody comes again as fast as alone, nor all at the same moment.
         spread = max(1.0, self._report_s) * random.uniform(0.75, 1.25)
@@ -223,6 +223,10 @@ class Agent:
             if unheard_s > self._report_s + _UNHEARD_S:
                 self._console.send("unreached", seconds=unheard_s)
                 self._look_for_another()
+            if unheard_s > self._spec.patience_s and not self._hands.has_working_ranks:
+                trouble = self._trouble or ProtocolError("PR104", f"no answer from {self._link.url}")
+                self._console.send("refused", error=trouble.code, message=trouble.message)
+                self._over.set()
 
     def _look_for_another(self) -> None:
         """Another node may host the coordinator by now; the run folder says where."""

@@ -45,6 +45,7 @@ from midwatch.supervise.messages import (
     LaunchAttempt,
     LaunchFailed,
     NodeLost,
+    NodeSilent,
     NodesProbed,
     ProbeResult,
     StopRequested,
@@ -68,6 +69,7 @@ _HUNG_UP_S: Final = 1.5
 _GONE_S: Final = 3.0
 """The same where nobody else hurries: a whole node that died (its kernel closes what it had open) is not waited for as
 long as one that is silent, and an agent that starts anew on it mostly comes within this."""
+_LAST_WORDS_NS: Final = 300_000_000
 _SETTLE_S: Final = 5.0
 """At the end: for the agents to fetch their last order and for the last incident to be written."""
 _log: Final = logging.getLogger("midwatch.coordinator")
@@ -270,12 +272,25 @@ class Coordinator:
             os._exit(0)
 
     def _look_for_silence(self) -> None:
-        oldest_ns = self.attention.listened_ns() - self._spec.rules.watch.agent_timeout_s * 1e9
-        silent = [member.join.agent for member in self.members.live if member.heard_ns < oldest_ns]
+        timeout_s, now_ns = self._spec.rules.watch.agent_timeout_s, self.attention.listened_ns()
+        oldest_ns = now_ns - timeout_s * 1e9
+        doubtful_ns = now_ns - max(timeout_s / 2, 1.5 * pace_s(self.members.live_count)) * 1e9
+        silent: list[str] = []
+        for member in self.members.live:
+            if member.heard_ns < oldest_ns:
+                silent.append(member.join.agent)
+            elif member.heard_ns < doubtful_ns:
+                self._doubt(member)
         if silent:
             with self._carrier.together():
                 for agent in silent:
                     self.lose(agent)
+
+    def _doubt(self, member: Member) -> None:
+        """Not lost yet; but where a spare is, it may be looked at meanwhile."""
+        if not member.is_doubted and self._spec.rules.max_nodes > self._spec.nnodes:
+            member.is_doubted = True
+            self.feed(NodeSilent(cause=self._cause("silent"), now_ns=time.monotonic_ns(), node=member.name))
 
     def lose(self, agent: str) -> None:
         """An agent is gone: silent for too long, or its launcher saw it end."""
@@ -291,12 +306,16 @@ class Coordinator:
         """Its connection broke: the other end closed it, so the way there is free, and an agent that lives is heard
         again at once. With another launcher around us, which ends all for the loss of one, there is no time at all.
         """
+        if not self.over.is_set() and not member.is_lost:
+            self._doubt(member)
         is_adopted = self._spec.rules.is_adopted
         patience_s = _HUNG_UP_S if is_adopted else _GONE_S * pace_s(self.members.live_count)
-        self.attention.later(patience_s, partial(self._lose_if_silent, member, member.heard_ns))
+        self.attention.later(patience_s, partial(self._lose_if_silent, member, self.attention.listened_ns()))
 
-    def _lose_if_silent(self, member: Member, heard_ns: int) -> None:
-        if member.heard_ns == heard_ns and not self.over.is_set():
+    def _lose_if_silent(self, member: Member, since_ns: int) -> None:
+        # Its last words may have lain in another connection.
+        is_silent = member.polls == 0 and member.heard_ns < since_ns + _LAST_WORDS_NS
+        if is_silent and not self.over.is_set():
             self.lose(member.join.agent)
 
     def request_stop(self, reason: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from midwatch.cluster import Driver, Outbox, Reply, Request
 from midwatch.core import SYSTEM_CLOCK, MidwatchError
-from midwatch.supervise.turns import aside
+from midwatch.supervise.turns import Aside
 
 _EVENTS: Final = {"isolate": "node.drained", "release": "node.undrained"}
 _LOOK_S: Final = 60.0
@@ -49,6 +49,7 @@ class Draining:
         self._idle.set()
         """Nothing that could be asked now."""
         self._task: asyncio.Task[None] | None = None
+        self._aside = Aside()
 
     def resume(self) -> None:
         """Take up what an earlier process has left."""
@@ -57,7 +58,7 @@ class Draining:
     async def ask(self, request: Request) -> None:
         """Remember it, and try it soon."""
         try:
-            await aside(self._outbox.put, request)
+            await self._aside(self._outbox.put, request)
         except MidwatchError as error:
             self._say(f"the request to {_words(request)} cannot be written down: {error.message}", "error")
             return
@@ -76,6 +77,7 @@ class Draining:
         self._task.cancel()
         await asyncio.wait([self._task])
         self._task = None
+        self._aside.close()
 
     def _start(self) -> None:
         self._idle.clear()
@@ -98,13 +100,13 @@ class Draining:
 
     async def _round(self) -> float:
         """Try what is due; returns how long there is nothing to do."""
-        pending = await aside(self._outbox.pending, _now_s())
+        pending = await self._aside(self._outbox.pending, _now_s())
         for request in [one for one in pending if one.not_before_s <= _now_s()]:
             ask = self._driver.isolate if request.verb == "isolate" else None
             reply = await (ask(request.node, request.reason) if ask else self._driver.release(request.node))
-            is_over = await aside(self._outbox.settle, request, reply, _now_s())
+            is_over = await self._aside(self._outbox.settle, request, reply, _now_s())
             self._tell(request, reply, is_over=is_over)
-        left = await aside(self._outbox.pending, _now_s())
+        left = await self._aside(self._outbox.pending, _now_s())
         return min((max(0.0, one.not_before_s - _now_s()) for one in left), default=_LOOK_S)
 
     def _tell(self, request: Request, reply: Reply, *, is_over: bool) -> None:

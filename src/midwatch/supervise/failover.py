@@ -171,7 +171,7 @@ class Vigil:
     Args:
         folder: ``supervisor/`` of the run.
         tag: Of this launcher.
-        timeout_s: A node without a sign of life for so long counts as lost; a holder after three quarters of it.
+        timeout_s: A node without a sign of life for so long counts as lost; a holder after three fifths of it.
     """
 
     FREE_S: Final = 2.0
@@ -214,7 +214,7 @@ class Vigil:
 
     def _is_still(self, unreached_s: float, now: float) -> bool:
         """Two signs that do not depend on each other need less time than one: no answer, and no stamp."""
-        return unreached_s >= 0.75 * self._timeout_s and now - self._since >= 0.4 * self._timeout_s
+        return unreached_s >= 0.6 * self._timeout_s and now - self._since >= 0.4 * self._timeout_s
 
 
 def _lock(path: Path) -> int | None:

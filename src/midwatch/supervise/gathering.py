@@ -114,7 +114,8 @@ class Gathering:
     def _evidence(self) -> Evidence:
         ranks = [_on_our_clock(m, rank) for m, part in self._parts.values() for rank in part.ranks]
         # Several agents of one host have read the same log.
-        lines = dict.fromkeys((member.host, line) for member, part in self._parts.values() for line in part.kernel_lines)
+        parts = self._parts.values()
+        lines = dict.fromkeys((member.host, line) for member, part in parts for line in part.kernel_lines)
         windows = [part.window_s for _, part in self._parts.values() if part.window_s > 0]
         return Evidence(
             incident=self.asked.incident,

@@ -229,14 +229,16 @@ class Hands:
     async def _sample(self, order: SampleRanks) -> None:
         attempt = self._attempt if self._is_current(order.attempt) else None
         views = attempt.views if attempt else list[RankView]
-        if attempt and order.is_late:
+        is_late = attempt is not None and order.is_late
+        if is_late:
             self._late.add(order.incident)
-            try:
-                ended = await views_after_the_end(attempt, order.cap_s)
-            finally:
-                self._late.discard(order.incident)
-            views = ended.copy
-        self._outbox.put(await self._sampler.gather(order, views, attempt.started_ns if attempt else 2**62))
+        try:
+            if attempt and is_late:
+                views = (await views_after_the_end(attempt, order.cap_s)).copy
+            self._outbox.put(await self._sampler.gather(order, views, attempt.started_ns if attempt else 2**62))
+        finally:
+            # Once it is on its way: the end of the run waits for that.
+            self._late.discard(order.incident)
 
     async def _finish_collecting(self) -> None:
         end = time.monotonic() + _LATE_WAIT_S

@@ -11,7 +11,7 @@ from typing import Final
 
 from midwatch.cluster import Driver, Outbox, Request, driver_for
 from midwatch.config import slurm_conf, slurm_node
-from midwatch.core import SYSTEM_CLOCK, MidwatchError
+from midwatch.core import SYSTEM_CLOCK, MidwatchError, StorageError
 from midwatch.faults import Verdict
 from midwatch.supervise.draining import Draining, Tell
 from midwatch.supervise.kept_rules import keep_rules
@@ -19,13 +19,14 @@ from midwatch.supervise.lemons import LEMON_DAYS
 from midwatch.supervise.members import Member, Members
 from midwatch.supervise.specs import CarrySpec
 from midwatch.supervise.suspicion import Machine, Reason, SuspicionLedger
-from midwatch.supervise.turns import Turns, aside
+from midwatch.supervise.turns import Aside, Turns
 
 REQUESTS: Final = "requests.json"
 """In ``RUN/supervisor``: what the scheduler has not been told yet."""
 WANTED_S: Final = 7 * 86400.0
 """How long a request without a quarantine time is tried: after a week the machine is another question."""
-_FRESH_S: Final = 1.0
+_FRESH_S: Final = 10.0
+"""What the list said this long ago is good enough for a node that joins now."""
 _log: Final = logging.getLogger("midwatch.coordinator")
 
 
@@ -53,6 +54,8 @@ class Isolation:
         self._members = members
         self._say = say
         self._turns = Turns()
+        self._aside = Aside()
+        self._reading: asyncio.Task[None] | None = None
         self._read: tuple[float, dict[str, Machine]] = (-_FRESH_S, {})
         """When the list was read last, and what it said."""
         self._is_blind = False
@@ -65,27 +68,32 @@ class Isolation:
     def begin(self) -> None:
         """Go on with what an earlier process of this run, or the last run here, has left; needs the event loop."""
         keep_rules(self._run_dir, self._config)
+        self._reading = asyncio.get_running_loop().create_task(self._keep_reading())
         if self._config.drain == "do":
             self._draining.resume()
 
     async def settle(self, timeout_s: float) -> None:
         """Let everything be written down and the scheduler hear it, at most for ``timeout_s`` each."""
+        if self._reading is not None:
+            self._reading.cancel()
         if not await self._turns.settle(timeout_s):
             self._say("not all that is held against machines is written down yet: its storage does not answer", "error")
         await self._draining.settle(timeout_s)
+        self._aside.close()
 
     async def suspect(self, verdict: Verdict) -> None:
         """Note an incident against the machines that caused it; they are not left out for that by itself."""
         reason = self._reason(verdict.summary, verdict.incident)
         for node in verdict.causal_nodes:
-            entry = (self._key(node), node, reason, self._scheduler_node(node))
             try:
-                # In a thread: shared storage may be slow exactly when something is wrong, and ranks are to be stopped.
-                machine = await asyncio.to_thread(self._ledger.suspect, *entry)
+                machine = await self._aside(self._write_suspicion, node, self._key(node), reason)
             except MidwatchError as error:
                 _log.warning("what node %s did cannot be written down: %s", node, error)
                 return
             self._warn_of_lemon(node, machine)
+
+    def _write_suspicion(self, node: str, key: str, reason: Reason) -> Machine:
+        return self._ledger.suspect(key, node, reason, self._scheduler_node(node))
 
     def _warn_of_lemon(self, node: str, machine: Machine) -> None:
         if machine.is_lemon(self._now_s()):
@@ -100,7 +108,8 @@ class Isolation:
     async def _isolate(self, node: str, key: str, entry: Reason, cause: str) -> None:
         is_news = True
         try:
-            is_news = await aside(self._write_out, node, key, entry)
+            is_news = await self._aside(self._write_out, node, key, entry)
+            await self._read_again()
         except MidwatchError as error:
             self._say(f"node {node} is left out, but that cannot be written down: {error.message}", "error")
         if is_news:
@@ -124,15 +133,16 @@ class Isolation:
         try:
             # Lost before this process knew its machine, it was noted by its name.
             for name in dict.fromkeys((key, node)):
-                await aside(self._ledger.release, name, entry)
-            target = await aside(self._scheduler_node, node)
+                await self._aside(self._ledger.release, name, entry)
+            await self._read_again()
+            target = await self._target(node)
             if target and self._config.drain == "do":
                 until_s = self._now_s() + WANTED_S
                 request = Request(verb="release", node=target, reason=reason, cause=cause, until_s=until_s)
                 await self._draining.ask(request)
             elif target:
                 # Of a run with another configuration: it must not be drained by the one after next.
-                await aside(self._outbox.drop, target)
+                await self._aside(self._outbox.drop, target)
         except MidwatchError as error:
             self._say(f"node {node} is released, but that cannot be written down: {error.message}", "error")
 
@@ -151,19 +161,38 @@ class Isolation:
         return [machines[key] for key in (member.join.machine, member.host) if key in machines]
 
     def _machines(self) -> dict[str, Machine]:
-        """The list, as new as a thousand nodes that join at once allow."""
-        read_at, machines = self._read
-        if time.monotonic() - read_at < _FRESH_S:
-            return machines
+        """The list as it was a moment ago: a node that joins does not wait for storage, nor do a thousand."""
+        if time.monotonic() - self._read[0] < _FRESH_S:
+            return self._read[1]
+        return self._take_in(self._try_to_read())
+
+    async def _keep_reading(self) -> None:
+        """Other jobs write there, too."""
+        while True:
+            await self._read_again()
+            await asyncio.sleep(_FRESH_S / 2)
+
+    async def _read_again(self) -> None:
         try:
-            machines = self._ledger.machines()
+            found = await self._aside(self._try_to_read)
+        except StorageError as error:
+            found = error
+        self._take_in(found)
+
+    def _try_to_read(self) -> dict[str, Machine] | MidwatchError:
+        try:
+            return self._ledger.machines()
         except MidwatchError as error:
+            return error
+
+    def _take_in(self, found: dict[str, Machine] | MidwatchError) -> dict[str, Machine]:
+        if isinstance(found, MidwatchError):
             # Rather with a doubtful machine than not at all; but somebody must know that nobody looks.
             if not self._is_blind:
-                self._say(f"it is not known which machines are to be left out: {error.message}", "error")
-            self._is_blind, machines = True, {}
-        self._read = time.monotonic(), machines
-        return machines
+                self._say(f"it is not known which machines are to be left out: {found.message}", "error")
+            self._is_blind, found = True, self._read[1]
+        self._read = time.monotonic(), found
+        return found
 
     async def _drain(self, node: str, key: str, entry: Reason, cause: str) -> None:
         target = await self._target(node)
@@ -177,8 +206,12 @@ class Isolation:
             self._say(f"node {node} ({key.split('/')[0]}) should be drained: {by_hand or entry.text}", "warning")
 
     async def _target(self, node: str) -> str:
+        """The scheduler's name for it."""
+        member = self._members.known(node)
+        if member is not None:
+            return member.join.scheduler_node
         try:
-            return await aside(self._scheduler_node, node)
+            return await self._aside(self._scheduler_node, node)
         except MidwatchError:
             return ""
 

@@ -39,6 +39,10 @@ class Member:
         self.verified = -1
         """The newest verified checkpoint's step its ranks know of; -1 for none."""
         self.is_lost = False
+        self.is_doubted = False
+        """Silent for a while, and that was told."""
+        self.polls = 0
+        """Order polls that are held open; a living agent always has one."""
         self._upto = 0
         self._orders: list[NumberedOrder] = []
         self._next_order = 1
@@ -81,6 +85,7 @@ class Member:
 
     def hear(self, report: Report, now_ns: int) -> list[NumberedFact]:
         """Take a report in that came now, by the monotonic clock; returns the facts that are new."""
+        self.is_doubted = False
         self.port = report.port
         # Summed up once a report: with thousands of nodes nobody can look at every rank each time another one reports.
         self.ranks = report.ranks
@@ -144,9 +149,7 @@ class Members:
         boot: Our kernel's boot id.
     """
 
-    def __init__(
-        self, nnodes: int, command: str, boot: str, *, most_nodes: int = 0, is_adopted: bool = False
-    ) -> None:
+    def __init__(self, nnodes: int, command: str, boot: str, *, most_nodes: int = 0, is_adopted: bool = False) -> None:
         self.nnodes = nnodes
         self._most = max(nnodes, most_nodes)
         self._command = command

@@ -48,6 +48,12 @@ class NodeLost(_Event, frozen=True, kw_only=True):
     agent: str
 
 
+class NodeSilent(_Event, frozen=True, kw_only=True):
+    """An agent has been silent for half its time-out, or its connection broke; it may yet come back."""
+
+    node: str
+
+
 class RanksStarted(_Event, frozen=True, kw_only=True):
     """All ranks this node was given exist as processes. Only the status depends on it: starting becomes running."""
 
@@ -231,6 +237,7 @@ class Ticked(_Event, frozen=True, kw_only=True):
 Event = (
     NodeJoined
     | NodeLost
+    | NodeSilent
     | LaunchFailed
     | RanksStarted
     | RankExited

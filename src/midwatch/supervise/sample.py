@@ -11,11 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
 from midwatch.config import redact_text
+from midwatch.faults import is_fetching
 from midwatch.faults.types import CollectiveCount, Frame, RankEvidence
 from midwatch.pulse import Slot
 from midwatch.supervise.activity import NOTHING, Activity, activity, waits_for_disk
@@ -30,7 +31,15 @@ from midwatch.supervise.wire import Sampled, SampleRanks
 _STACK_FRAMES: Final = 100
 _KILLED: Final = (-9, 137)
 """By SIGKILL, also where a shell between us and the script tells of it."""
+_THREADS: Final = 256
 Stack = tuple[Frame, ...]
+
+
+class Stacks(NamedTuple):
+    """Of one process."""
+
+    main: Stack = ()
+    others: tuple[Stack, ...] = ()
 
 
 class RankView(msgspec.Struct, kw_only=True):
@@ -99,7 +108,9 @@ class Sampler:
         flight = asyncio.create_task(collect(listed, end, is_asking=is_asking))
         # Before anybody is looked at, which makes a thread run for a moment.
         still = {view.rank: view.stands_still for view in views}
-        first = await self._look_all(views, end, has_stacks=not order.is_quick)
+        # One that cannot be traced must not take the time of the second look.
+        middle = first_at + (end - first_at) / order.samples
+        first = await self._look_all(views, middle, has_stacks=not order.is_quick)
         last, window_s = first, 0.0
         for _ in range(order.samples - 1):
             await asyncio.sleep(max(0.0, min(first_at + order.gap_s, end) - time.monotonic()))
@@ -139,23 +150,23 @@ class Sampler:
         if stat is None or stat.state in "ZX":
             return _Look(slot=view.slot, state=stat.state if stat else "X")
         wchan = _read_text(Path(f"/proc/{view.pid}/wchan"))
-        stack, remark = await self._stack(view, stat.state, end) if has_stacks else ((), "")
+        stacks, remark = await self._stacks(view, stat.state, end) if has_stacks else (Stacks(), "")
         return _Look(
             slot=view.slot,
             state=stat.state if stat.state in "RSDTZXI" else "?",
             done=activity(view.pid),
-            disk_wait=waits_for_disk(view.pid),
+            disk_wait=waits_for_disk(view.pid) or any(is_fetching(stack) for stack in stacks.others),
             wchan=wchan if wchan != "0" else "",
-            stack=stack,
+            stack=stacks.main,
             remark=remark,
         )
 
-    async def _stack(self, view: RankView, state: str, end: float) -> tuple[Stack, str]:
+    async def _stacks(self, view: RankView, state: str, end: float) -> tuple[Stacks, str]:
         if self._py_spy is None:
-            return (), "no stacks: py-spy is not installed"
+            return Stacks(), "no stacks: py-spy is not installed"
         command = [self._py_spy, "dump", "--json", "--pid", str(view.pid)]
-        # A stopped process cannot be stopped once more by ptrace; reading it while it stands still is as good.
-        command += ["--nonblocking"] if state == "T" else []
+        # One that is stopped or in the kernel cannot be stopped by ptrace; read while it stands still is as good.
+        command += ["--nonblocking"] if state in "TD" else []
         output = os.memfd_create("midwatch-py-spy", os.MFD_CLOEXEC)
         try:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL)
@@ -166,10 +177,11 @@ class Sampler:
                 await wait_process(process, 1.0)
             self.helpers.discard(process.pid)
             if code is None:
-                return (), f"rank {view.rank}: no stack in time"
+                return Stacks(), f"rank {view.rank}: no stack in time"
             if code != 0:
-                return (), f"rank {view.rank}: no stack (py-spy: no permission to trace, or the process just ended)"
-            return parse_stack(os.pread(output, os.fstat(output).st_size, 0), view.pid), ""
+                why = "py-spy: no permission to trace, or the process just ended"
+                return Stacks(), f"rank {view.rank}: no stack ({why})"
+            return parse_stacks(os.pread(output, os.fstat(output).st_size, 0), view.pid), ""
         finally:
             os.close(output)
 
@@ -180,15 +192,21 @@ def find_py_spy() -> str | None:
     return str(beside) if beside.is_file() else shutil.which("py-spy")
 
 
-def parse_stack(document: bytes, pid: int) -> Stack:
-    """The main thread's frames of ``py-spy dump --json``, innermost first; empty for anything unreadable."""
+def parse_stacks(document: bytes, pid: int) -> Stacks:
+    """What ``py-spy dump --json`` says, innermost frames first; nothing for anything unreadable."""
+    main: Stack = ()
+    others: list[Stack] = []
     try:
-        threads = json.loads(document)
-        main = next(t for t in threads if t.get("thread_name") == "MainThread" or t.get("os_thread_id") == pid)
-        frames = [Frame(str(f["name"]), str(f["filename"]), int(f["line"])) for f in main["frames"]]
-    except (ValueError, TypeError, KeyError, StopIteration, AttributeError, RecursionError):
-        return ()
-    return tuple(frames[:_STACK_FRAMES])
+        for thread in json.loads(document):
+            frames = [Frame(str(f["name"]), str(f["filename"]), int(f["line"])) for f in thread["frames"]]
+            is_main = thread.get("thread_name") == "MainThread" or thread.get("os_thread_id") == pid
+            if is_main and not main:
+                main = tuple(frames[:_STACK_FRAMES])
+            else:
+                others.append(tuple(frames[:_STACK_FRAMES]))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return Stacks()
+    return Stacks(main, tuple(others[:_THREADS]))
 
 
 def _evidence(node: str, view: RankView, looks: Sequence[_Look], oom: set[int]) -> RankEvidence:

@@ -178,11 +178,14 @@ class Service:
         member = self._member(envelope)
         member.heard_ns = self._listened_ns()
         after = request.query.get("after", "")
+        member.polls += 1
         try:
             orders = await member.orders_after(int(after) if after.isdecimal() else 0, HOLD_S)
         except asyncio.CancelledError:
             self._mind.hung_up(member)
             raise
+        finally:
+            member.polls -= 1
         return Orders(orders=orders)
 
     async def _ask(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from midwatch.core import StorageError
@@ -38,13 +39,27 @@ async def _after(before: asyncio.Task[None] | None, work: Callable[[], Coroutine
     await work()
 
 
-async def aside(work: Callable[..., T], *args: Any) -> T:
-    """Run blocking work in a thread; a thread that hangs is left behind.
+class Aside:
+    """Runs blocking work in a thread of its own; one that hangs is left behind, and what comes after it fails in time.
 
-    Raises:
-        StorageError: ST103 no answer within ``PATIENCE_S``; and what the work raises.
+    Not in the loop's own threads: those are few, and a mount that hangs must not take them from work on other mounts.
     """
-    try:
-        return await asyncio.wait_for(asyncio.to_thread(work, *args), PATIENCE_S)
-    except TimeoutError:
-        raise StorageError("ST103", f"the storage does not answer within {PATIENCE_S:g} s") from None
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "midwatch-aside")
+
+    async def __call__(self, work: Callable[..., T], *args: Any) -> T:
+        """What the work returns.
+
+        Raises:
+            StorageError: ST103 no answer within ``PATIENCE_S``; and what the work raises.
+        """
+        doing = asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+        try:
+            return await asyncio.wait_for(doing, PATIENCE_S)
+        except TimeoutError:
+            raise StorageError("ST103", f"the storage does not answer within {PATIENCE_S:g} s") from None
+
+    def close(self) -> None:
+        """Waits for nothing."""
+        self._thread.shutdown(wait=False, cancel_futures=True)

@@ -15,7 +15,7 @@ import msgspec
 from midwatch.checkpoint import SaveEvent
 from midwatch.config import GuardsConfig
 from midwatch.core import SYSTEM_CLOCK
-from midwatch.guards import Guards, Verdict, judged
+from midwatch.guards import Guards, Judgement, judged
 from midwatch.train.acting import Acting, Around
 from midwatch.train.readings import Agreed, Exchange, OnTheWay, Readings
 
@@ -27,9 +27,9 @@ _Due = tuple[int, OnTheWay, int | None]
 class Guarding:
     """One rank's guards. ``begin``, ``boundary`` and ``check`` are collective."""
 
-    def __init__(self, config: GuardsConfig, around: Around) -> None:
+    def __init__(self, config: GuardsConfig, around: Around, *, is_scaling_dynamic: bool) -> None:
         self._around = around
-        self._guards = Guards(config)
+        self._guards = Guards(config, is_scaling_dynamic=is_scaling_dynamic)
         self._acting = Acting(config, around)
         self._readings = Readings()
         self._exchange = Exchange(around.group)
@@ -100,7 +100,7 @@ class Guarding:
         if agreed is not None:
             self._judge(agreed)
 
-    def check(self, step: int, values: Mapping[str, Any]) -> Verdict:
+    def check(self, step: int, values: Mapping[str, Any]) -> Judgement:
         """Judge numbers of a step before its optimizer step is made; pauses as ``boundary`` does."""
         self._readings.add(values)
         numbers = _with(self._readings.take().numbers(), self._position)
@@ -140,9 +140,9 @@ class Guarding:
 
     # --- judging --------------------------------------------------------------------------------------------------
 
-    def _judge(self, agreed: Agreed) -> Verdict:
-        verdict = self._guards.observe(agreed.sample(self._acting.lr_factor))
-        for finding in verdict.findings:
+    def _judge(self, agreed: Agreed) -> Judgement:
+        judgement = self._guards.observe(agreed.sample(self._acting.lr_factor))
+        for finding in judgement.findings:
             if self._around.group.rank == 0:
                 level = logging.INFO if finding.tier == "note" else logging.WARNING
                 _log.log(level, "%s", finding)
@@ -150,8 +150,8 @@ class Guarding:
                 self._around.recorder.record("guard.found", step=finding.step, **facts)
         self._mind_skipping(agreed)
         cause = f"guard-{agreed.step}"
-        self._acting.feed(judged(verdict, agreed.now_ns, cause=cause, position=agreed.position))
-        return verdict
+        self._acting.feed(judged(judgement, agreed.now_ns, cause=cause, position=agreed.position))
+        return judgement
 
     def _mind_skipping(self, agreed: Agreed) -> None:
         position = agreed.step if agreed.position is None else agreed.position
@@ -188,8 +188,8 @@ class NoGuards:
     def boundary(self, step: int) -> None:
         pass
 
-    def check(self, step: int, values: Mapping[str, Any]) -> Verdict:
-        return Verdict(step=step)
+    def check(self, step: int, values: Mapping[str, Any]) -> Judgement:
+        return Judgement(step=step)
 
     def saved(self, events: Iterable[SaveEvent]) -> None:
         pass

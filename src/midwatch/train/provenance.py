@@ -49,20 +49,22 @@ class ProvenanceKeeper:
         self.code = early.code
         self.code.look()
         self.provenance: Provenance = collect_provenance(facts, self.code, early.git)
-        self._keep_record()
+        self._keep_record(self.provenance)
         self._behind(self._keep_texts())
 
     def look_again(self, step: int, recorder: Recorder) -> list[str]:
         """Take in what was imported since; returns its names. Cheap while nothing was."""
         is_first = self.provenance.code.step is None
         new = self.code.look()
-        state = code_state(self.code, self._early.git, step) if new else self.provenance.code
+        # Git may have answered since the books were opened.
+        state = code_state(self.code, self._early.git, step) if new or is_first else self.provenance.code
         self.provenance = msgspec.structs.replace(self.provenance, code=msgspec.structs.replace(state, step=step))
         if new:
             facts: dict[str, Any] = {"code_hash": state.hash, "files": state.count}
             recorder.record("run.code_seen", step=step, new=new[:_NAMED], new_files=len(new), **facts)
         if new or is_first:
-            self._behind(self._keep_record, self._keep_texts() if new else None)
+            now = self.provenance
+            self._behind(lambda: self._keep_record(now), self._keep_texts() if new else None)
         return new
 
     def summary(self) -> dict[str, Any]:
@@ -86,12 +88,12 @@ class ProvenanceKeeper:
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
 
-    def _keep_record(self) -> None:
+    def _keep_record(self, provenance: Provenance) -> None:
         git, me = self._early.git, self._identity
         record = AttemptRecord(
             run=me.run,
             attempt=me.attempt,
-            provenance=self.provenance,
+            provenance=provenance,
             project="" if self.code.entry is None else str(self.code.entry.parent),
             environment=redact_environment(inherited_environment()),
             packages=self._early.packages,

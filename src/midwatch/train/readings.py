@@ -23,6 +23,7 @@ TAKEN: Final = (
     "repeated_share",
     "seen_share",
     "token_entropy",
+    "skipped",
 )
 """Numbers that are the same on all ranks: the lowest rank's counts, so that one rank may log for all."""
 NAMES: Final = (*MEANT, *TAKEN, "position", "now_us")
@@ -78,10 +79,12 @@ class Agreed:
     def sample(self, lr_factor: float) -> Sample:
         """For the guards; ``lr_factor``: what was decided against the plan is no departure from it."""
         known: dict[str, Any] = {name: self._found[name] for name in (*MEANT, *TAKEN) if name in self._found}
+        is_skipped = bool(known.pop("skipped", 0))
         if "lr" in known:
             known["lr"] /= lr_factor
         return Sample(
             step=self.step,
+            is_skipped=is_skipped,
             rank_losses=self._by_rank.get("loss"),
             rank_norms=self._by_rank.get("grad_norm"),
             **known,
@@ -195,6 +198,9 @@ def _marked(device: torch.device) -> Any:
 def _number(value: Any) -> float | None:
     if hasattr(value, "item"):
         value = value.item()
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not isinstance(value, (int, float)):
         return None
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        return None  # beyond what a float holds there is nothing to judge

@@ -29,7 +29,7 @@ from midwatch.audit import Desk
 from midwatch.checkpoint import Checkpointer, ResumePoint
 from midwatch.config import Config, RankEnv, resolve_paths
 from midwatch.core import EXIT_FAILED, EXIT_REQUEUE, CheckpointError, printable
-from midwatch.guards import Verdict
+from midwatch.guards import Judgement
 from midwatch.pulse import Flag, NullPulse, PulseWriter
 from midwatch.train.acting import Around
 from midwatch.train.collectives import Collectives
@@ -202,7 +202,7 @@ class Run:
         self._open()[2].add(self._step, step_s, values)
         self._guarding.add(values)
 
-    def guard(self, **values: Any) -> Verdict:
+    def guard(self, **values: Any) -> Judgement:
         """Judge this step's numbers before the optimizer's step: ``if run.guard(loss=loss, grad_norm=norm).ok:``.
 
         Without it they are judged when the step is done. Waits for the device where the numbers are on one. Does not
@@ -293,7 +293,8 @@ class Run:
                 leave=lambda exit_code: self._leave(exit_code, CRASH_FLUSH_S),
                 settle_s=2 * self.config.checkpoint.commit_timeout_s,
             )
-            self._guarding = Guarding(self.config.guards, around)
+            is_scaled = self._tracked.get("scaler") is not None
+            self._guarding = Guarding(self.config.guards, around, is_scaling_dynamic=is_scaled)
             checkpointer.keep("guards", self._guarding)
         self._opened = (session, checkpointer, metrics, signals)
         return self._opened

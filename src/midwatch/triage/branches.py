@@ -20,8 +20,11 @@ MAX_LANES: Final = 1000
 MAX_MIXED_LANES: Final = 16
 """Attempts whose rows alternate are read one after the other, each time the whole file."""
 FEW: Final = 20
-MIXED_SHARE: Final = 0.1
-"""No run is resumed each tenth row: so many steps that go back are rows of several writers."""
+"""A run may crash and be resumed so often, and more, if it goes over the same steps again each time."""
+MIXED_SHARE: Final = 0.25
+"""No run goes back at each fourth row: those are rows of several writers."""
+FAR: Final = 10
+"""Usual distances between rows: who is behind and comes out so far beyond all others has not got there step by step."""
 
 
 class Lane(msgspec.Struct):
@@ -29,10 +32,14 @@ class Lane(msgspec.Struct):
 
     key: str
     first_row: int
-    last_row: int = 0
     rows: int = 0
     last_step: int = -1
     lowest: int | None = None
+    highest: int = -1
+    stride: int = 0
+    """The smallest distance between two rows."""
+    leaps: int = 0
+    """Times that a row behind the highest step was followed by one far beyond it."""
     going_back: list[tuple[int, int]] = []
     """Row within the lane, and the step it goes back to."""
     ends_before: float = float("inf")
@@ -75,7 +82,10 @@ class Branches:
             if row.step < lane.last_step:
                 lane.going_back.append((lane.rows, row.step))
                 self._refuse_a_mixture(lane)
-            lane.last_step, lane.last_row = row.step, self.rows
+            elif lane.rows and row.step > lane.last_step:
+                _look_for_a_leap(lane, row.step)
+            lane.last_step = row.step
+            lane.highest = max(lane.highest, row.step)
             lane.lowest = row.step if lane.lowest is None else min(lane.lowest, row.step)
             lane.rows += 1
             self.rows += 1
@@ -91,7 +101,8 @@ class Branches:
 
     def _refuse_a_mixture(self, lane: Lane, *, is_whole: bool = False) -> None:
         times = len(lane.going_back)
-        if times > MAX_GOING_BACK or (is_whole and times > max(FEW, MIXED_SHARE * lane.rows)):
+        is_dense = is_whole and times > max(FEW, MIXED_SHARE * lane.rows)
+        if is_dense or times > MAX_GOING_BACK or lane.leaps > FEW:
             raise self._mixed(f"steps go back {times} times in {lane.rows} rows")
 
     def _mixed(self, what: str) -> TriageError:
@@ -155,6 +166,13 @@ class Branches:
             index = self._order.index(lane)
             was = self._order[index - 1] if index else None
         return was is not None and _excerpt(self._curve, was.key) == _excerpt(self._curve, lane.key)
+
+
+def _look_for_a_leap(lane: Lane, step: int) -> None:
+    distance = step - lane.last_step
+    is_behind = lane.last_step < lane.highest < step
+    lane.leaps += is_behind and distance > FAR * lane.stride
+    lane.stride = min(lane.stride or distance, distance)
 
 
 class _Returns:

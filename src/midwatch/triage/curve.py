@@ -45,6 +45,7 @@ class Curve:
         self._file = TextFile(path)
         self._delimiter, self.columns = self._header()
         self._is_decimal_comma = self._delimiter == ";"
+        self._is_known = False
         self.oddities: Counter[str] = Counter()
         """What was passed over, by what it is; filled by ``rows`` and ``sample``."""
         self.inputs: Counter[str] = Counter()
@@ -74,8 +75,9 @@ class Curve:
         raise TriageError("TR101", message, path=str(path))
 
     def rows(self, tell: Tell | None = None) -> Iterator[Row]:
-        """Every row with a step, in the order of the file."""
-        columns, oddities = self.columns, self.oddities
+        """Every row with a step, in the order of the file; what is odd is counted when it is read the first time."""
+        columns = self.columns
+        oddities = Counter[str]() if self._is_known else self.oddities
         step_at, count = columns.step, columns.count
         lane_at = [columns.at[what] for what in ("excerpt", "attempt") if what in columns.at]
         rank_at = columns.at.get("rank")
@@ -107,6 +109,7 @@ class Curve:
                     continue
             lane = "/".join([cells[at].strip() for at in lane_at if at < len(cells)]) if lane_at else ""
             yield Row(step, lane, cells)
+        self._is_known = True
 
     def _is_header(self, cells: list[str]) -> bool:
         return find_columns(cells) is not None

@@ -52,7 +52,6 @@ def replay(path: Path, facts: Facts | None = None, tell: Tell | None = None) -> 
     facts = facts or Facts()
     curve = Curve(path)
     branches = Branches(curve, tell)
-    curve.oddities.clear()  # the second reading meets the same ones
     result = Replayed(path=str(path), has_plan=Guards(facts.guards()).has_plan)
     _Replay(facts, result).run(curve, branches, tell)
     result.dead_rows, result.repeated_rows = branches.dead_rows, branches.repeated_rows
@@ -82,8 +81,8 @@ class _Replay:
                 self._resumes = sorted(at for at in self._facts.resumes if at >= step)
             self._resume(step, is_resumed=live.is_resumed)
             sample = curve.sample(live.row)
-            verdict = self._guards.observe(sample)
-            for finding in verdict.findings:
+            judgement = self._guards.observe(sample)
+            for finding in judgement.findings:
                 self._keep(finding)
             result.rows += 1
             result.first_step = step if result.first_step is None else min(result.first_step, step)

@@ -3,6 +3,7 @@
 from midwatch.audit.exporters.http_push import RemoteWriteSink
 from midwatch.audit.exporters.pusher import Pusher, PushReport
 from midwatch.audit.exporters.sink import Outgoing, Sink, SinkAwayError, SinkError, SinkRefusedError
+from midwatch.audit.exporters.targets import sink_of
 from midwatch.audit.exporters.tensorboard import TensorBoardSink
 from midwatch.audit.exporters.text import CONTENT_TYPE, Family, Sample, render, training_families
 
@@ -20,5 +21,6 @@ __all__ = [
     "SinkRefusedError",
     "TensorBoardSink",
     "render",
+    "sink_of",
     "training_families",
 ]

@@ -5,19 +5,22 @@ from __future__ import annotations
 import base64
 import http.client
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from midwatch.audit.exporters.remote_write import HEADERS, snappy_literals, write_request
+from midwatch.audit.exporters.remote_write import HEADERS, families_request, snappy_literals, write_request
 from midwatch.audit.exporters.sink import Outgoing, SinkAwayError, SinkRefusedError
+from midwatch.audit.exporters.text import Family
 from midwatch.core import ConfigError, printable
 from midwatch.storage import read_regular
 
 _ANSWER_BYTES: Final = 2000
 _LONGEST_WAIT_S: Final = 300.0
-_RETRY: Final = frozenset((408, 425, 429))
+_REFUSED: Final = frozenset((400, 409, 413, 422))
+"""Answers about these very records. All others speak of the receiver, its address or a token, which somebody will put
+right: nothing should be lost until then."""
 
 
 class RemoteWriteSink:
@@ -49,14 +52,27 @@ class RemoteWriteSink:
 
     def send(self, records: Sequence[Outgoing], timeout_s: float) -> None:
         """Hand records over; see ``Sink``."""
-        status, reason, retry_after = self._post(snappy_literals(write_request(records)), timeout_s)
+        self._deliver(write_request(records), timeout_s)
+
+    def send_families(self, families: Iterable[Family], ts_ms: int, timeout_s: float) -> None:
+        """Hand over what ``/metrics`` would show, where nobody can come and scrape it.
+
+        Args:
+            ts_ms: Wall clock; must go up from call to call.
+
+        Raises:
+            SinkError: As ``send``.
+        """
+        self._deliver(families_request(families, ts_ms), timeout_s)
+
+    def _deliver(self, request: bytes, timeout_s: float) -> None:
+        status, reason, retry_after = self._post(snappy_literals(request), timeout_s)
         if 200 <= status < 300:
             return
         message = f"{self.name} answered {status}: {printable(reason) or http.client.responses.get(status, '')}"
-        if status >= 500 or status in _RETRY or status in (401, 403, 404):
-            # Those of the last kind are a matter of settings: somebody will correct them, and nothing should be lost.
-            raise SinkAwayError(message, retry_after)
-        raise SinkRefusedError(message)
+        if status in _REFUSED:
+            raise SinkRefusedError(message)
+        raise SinkAwayError(message, retry_after)
 
     def close(self) -> None:
         if self._connection is not None:

@@ -113,6 +113,9 @@ class Pusher:
         self._tally = [0, 0, 0, 0]
         if self._clock.monotonic_ns() < self._not_before_ns:
             return PushReport(problem=self._problem)
+        if not (self._run_dir / "metrics").is_dir():
+            # Nothing yet; or a mount is missing, and no folder must be made below it.
+            return PushReport(is_caught_up=True)
         is_caught_up = False
         try:
             with self._alone():
@@ -203,7 +206,7 @@ class Pusher:
         with opened(file.path) as fd:
             if place.proof and proof_of(fd, place.position) != place.proof:
                 # Another file now, as after a new import: all of it is news.
-                place.position = 0
+                place.position = place.newest_ms = 0
             found = read_lines(fd, place.position, LOOK_BYTES)
             ends = _ends(place.position, found.lines, found.end)
             batch: list[tuple[Outgoing, int]] = []
@@ -285,6 +288,7 @@ class Pusher:
 
     def _took(self, piece: Sequence[tuple[Outgoing, int]], place: Place) -> None:
         self._refused_in_a_row = self._failures = 0
+        self._problem = ""
         values = sum(len(record.values) for record, _ in piece)
         self._tally[0] += len(piece)
         self._tally[1] += values

@@ -10,11 +10,11 @@ point arrives once.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from midwatch.audit.exporters.sink import Outgoing
-from midwatch.audit.exporters.text import STEP, VALUE
+from midwatch.audit.exporters.text import STEP, VALUE, Family
 from midwatch.audit.protowire import put_bytes, put_double, put_int, put_varint
 
 HEADERS: Final = {
@@ -27,16 +27,37 @@ HEADERS: Final = {
 _LITERAL_BYTES: Final = 1 << 16
 
 
-def write_request(records: Sequence[Outgoing]) -> bytes:
-    """A WriteRequest, not yet compressed: one TimeSeries for each set of labels, its samples ascending in time."""
-    series: dict[tuple[tuple[str, str], ...], list[bytes]] = {}
+_Labels = tuple[tuple[str, str], ...]
+
+
+def write_request(records: Iterable[Outgoing]) -> bytes:
+    """A WriteRequest of records, not yet compressed."""
+    return _request(_samples_of(records))
+
+
+def families_request(families: Iterable[Family], ts_ms: int) -> bytes:
+    """A WriteRequest of what ``/metrics`` would show now."""
+    return _request(
+        (_sorted_labels(family.name, sample.labels), ts_ms if sample.ts_ms is None else sample.ts_ms, sample.value)
+        for family in families
+        for sample in family.samples
+    )
+
+
+def _samples_of(records: Iterable[Outgoing]) -> Iterator[tuple[_Labels, int, float]]:
     for record in records:
         place = {"run": record.run, "attempt": str(record.attempt), "rank": str(record.rank)}
-        samples = [({**place, "metric": metric}, VALUE, value) for metric, value in record.values.items()]
-        for labels, name, value in (*samples, (place, STEP, float(record.step))):
-            sample = put_double(1, value) + put_int(2, record.ts_ms)
-            series.setdefault(_sorted_labels(name, labels), []).append(put_bytes(2, sample))
-    return b"".join(put_bytes(1, _labels(labels) + b"".join(samples)) for labels, samples in series.items())
+        for metric, value in record.values.items():
+            yield _sorted_labels(VALUE, {**place, "metric": metric}), record.ts_ms, value
+        yield _sorted_labels(STEP, place), record.ts_ms, float(record.step)
+
+
+def _request(samples: Iterable[tuple[_Labels, int, float]]) -> bytes:
+    """One TimeSeries for each set of labels, its samples in the order in which they came."""
+    series: dict[_Labels, list[bytes]] = {}
+    for labels, ts_ms, value in samples:
+        series.setdefault(labels, []).append(put_bytes(2, put_double(1, value) + put_int(2, ts_ms)))
+    return b"".join(put_bytes(1, _encoded(labels) + b"".join(parts)) for labels, parts in series.items())
 
 
 def snappy_literals(data: bytes) -> bytes:
@@ -49,16 +70,12 @@ def snappy_literals(data: bytes) -> bytes:
     return b"".join(parts)
 
 
-def count_samples(records: Iterable[Outgoing]) -> int:
-    return sum(len(record.values) + 1 for record in records)
-
-
-def _sorted_labels(name: str, labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def _sorted_labels(name: str, labels: Mapping[str, str]) -> _Labels:
     # An empty label is no label there, and one that comes in the wrong order is refused.
     return tuple(sorted((key, value) for key, value in {"__name__": name, **labels}.items() if value))
 
 
-def _labels(labels: Iterable[tuple[str, str]]) -> bytes:
+def _encoded(labels: _Labels) -> bytes:
     return b"".join(
         put_bytes(1, put_bytes(1, name.encode()) + put_bytes(2, value.encode("utf-8", "replace")))
         for name, value in labels

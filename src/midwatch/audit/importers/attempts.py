@@ -36,6 +36,7 @@ class Attempts:
         self._is_told = False
         self._mixture = Mixture(output.source)
         self._last: dict[tuple[int, str], tuple[int, float]] = {}
+        self._names: set[str] = set()
         self._pending: Row | None = None
         self._found: dict[int, Attempt] = {}
         self.points = 0
@@ -98,7 +99,8 @@ class Attempts:
                 self._mixture.retold += 1
             kept[name] = value
             self._last[row.rank, name] = (row.step, value)
-        if len(self._last) > MOST_METRICS:
+            self._names.add(name)
+        if len(self._names) > MOST_METRICS:
             source = self._output.source
             raise MetricsError(
                 "MT101", f"{source} has more than {MOST_METRICS} metrics: these are no names", path=source

@@ -50,19 +50,23 @@ def read_megatron(path: Path, notes: Notes) -> Iterator[Row]:
     Raises:
         OSError: The file cannot be read.
     """
+    ts_ns = 0
     for line in log_lines(path, notes):
         marks = list(ITERATION.finditer(line.text))
+        if marks or "loss at iteration" in line.text:
+            # A validation's line has no time of its own.
+            ts_ns = time_in(line.text) or ts_ns
         for mark, following in zip(marks, [*marks[1:], None], strict=False):
             body = line.text[mark.end() : following.start() if following else None]
             values = _values(body) | _values_before(line.text[: mark.start()] if mark is marks[0] else "")
             if values:
-                yield Row(int(mark[1]), time_in(line.text[: mark.start()] or ""), values, line.rank or 0)
+                yield Row(int(mark[1]), ts_ns, values, line.rank or 0)
             else:
                 notes.pass_over("iterations without a number", f"line {line.number}")
         if not marks and (found := _VALIDATION.search(line.text)):
             name = "test" if "test" in found[1] + found[3] else "validation"
             values = {_validation_name(key, name): value for key, value in _fields(line.text[found.end() :])}
-            yield Row(int(found[2]), time_in(line.text), values, line.rank or 0)
+            yield Row(int(found[2]), ts_ns, values, line.rank or 0)
 
 
 def _values(body: str) -> dict[str, float]:

@@ -46,7 +46,11 @@ def time_in(line: str) -> int:
 
 
 def seconds_to_ns(seconds: float) -> int:
-    """Wall time in ns from seconds since 1970; 0 for what cannot be one, such as seconds since the start."""
+    """Wall time in ns from seconds (or, as large as they are, milliseconds) since 1970.
+
+    0 for what cannot be one, such as seconds since the start of the run.
+    """
+    seconds = seconds / 1000 if 1e12 < seconds < 9e12 else seconds
     return int(seconds * 1e9) if 1e9 < seconds < 9e9 else 0
 
 

@@ -13,6 +13,8 @@ from midwatch.audit.journal import SCHEMA, journal_name
 from midwatch.storage import ops
 
 _FLUSH_BYTES: Final = 1 << 18
+_MOST_WAITING_BYTES: Final = 1 << 24
+"""Of all attempts and ranks together: a log of a large job has thousands of ranks."""
 _FRAME: Final = ("step", "ts_ns", "attempt")
 
 
@@ -24,6 +26,7 @@ class JournalOutput:
         self._run = run
         self.source = source
         self._waiting: dict[tuple[int, int], bytearray] = {}
+        self._waiting_bytes = 0
         self._begun: set[tuple[int, int]] = set()
 
     def write(self, row: Row, attempt: int, start: int | None) -> None:
@@ -32,6 +35,7 @@ class JournalOutput:
             return
         key = (attempt, row.rank)
         waiting = self._waiting.setdefault(key, bytearray())
+        before = len(waiting)
         if key not in self._begun:
             self._begun.add(key)
             waiting += self._head(*key, start)
@@ -41,13 +45,15 @@ class JournalOutput:
         for name, value in row.values.items():
             line[_name(name)] = value if value - value == 0 else str(value)
         waiting += msgspec.json.encode(line) + b"\n"
+        self._waiting_bytes += len(waiting) - before
         if len(waiting) >= _FLUSH_BYTES:
             self._flush(key)
+        elif self._waiting_bytes >= _MOST_WAITING_BYTES:
+            self._flush_all()
 
     def close(self) -> None:
         """Write the rest, durably."""
-        for key in list(self._waiting):
-            self._flush(key)
+        self._flush_all()
         for key in self._begun:
             path = self._path(key)
             fd = ops.open_append(path)
@@ -60,9 +66,14 @@ class JournalOutput:
         head = {"schema": SCHEMA, "run": self._run, "attempt": attempt, "rank": rank, "source": self.source}
         return msgspec.json.encode(head if start is None else {**head, "start": start}) + b"\n"
 
+    def _flush_all(self) -> None:
+        for key in list(self._waiting):
+            self._flush(key)
+
     def _flush(self, key: tuple[int, int]) -> None:
         # Opened anew each time: a table may hold more attempts than a process may hold files.
         rest = bytes(self._waiting.pop(key))
+        self._waiting_bytes -= len(rest)
         path = self._path(key)
         fd = ops.open_append(path)
         try:

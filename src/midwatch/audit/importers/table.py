@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, TextIO
 
-from midwatch.audit.importers.numbers import MISSING, number_of, seconds_to_ns, step_of
+from midwatch.audit.importers.numbers import MISSING, number_of, seconds_to_ns, step_of, time_in
 from midwatch.audit.importers.rows import Notes, Row
 from midwatch.core import MetricsError
 from midwatch.storage import open_regular
@@ -177,7 +177,10 @@ def _find(names: list[str], wanted: tuple[str, ...]) -> int | None:
 
 
 def _split(line: str, delimiter: str = "") -> list[str]:
-    return next(csv.reader([line.lstrip("\ufeff")], delimiter=delimiter or _delimiter(line)), [])
+    try:
+        return next(csv.reader([line.lstrip("\ufeff")], delimiter=delimiter or _delimiter(line)), [])
+    except csv.Error:
+        return []  # no line of a table
 
 
 def _delimiter(header: str) -> str:
@@ -189,7 +192,8 @@ def _time(cells: list[str], columns: _Columns) -> int:
         return 0
     if columns.is_time_ns:
         return max(0, step_of(cells[columns.time]) or 0)
-    return seconds_to_ns(number_of(cells[columns.time]) or 0.0)
+    number = number_of(cells[columns.time])
+    return time_in(cells[columns.time]) if number is None else seconds_to_ns(number)
 
 
 def _whole(cells: list[str], index: int | None) -> int | None:

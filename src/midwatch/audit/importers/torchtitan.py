@@ -26,15 +26,18 @@ def read_torchtitan(path: Path, notes: Notes) -> Iterator[Row]:
     Raises:
         OSError: The file cannot be read.
     """
+    ts_ns = 0
     for line in log_lines(path, notes):
         marks = list(STEP.finditer(line.text))
+        if marks:
+            ts_ns = time_in(line.text) or ts_ns
         for mark, following in zip(marks, [*marks[1:], None], strict=False):
             body = line.text[mark.end() : following.start() if following else None]
             values = dict(_values(body, line, is_end=following is None))
             if mark[1]:
                 values = {f"validation_{name}": value for name, value in values.items()}
             if values:
-                yield Row(int(mark[2]), time_in(line.text[: mark.start()]), values, line.rank or 0)
+                yield Row(int(mark[2]), ts_ns, values, line.rank or 0)
             else:
                 notes.pass_over("steps without a number", f"line {line.number}")
 

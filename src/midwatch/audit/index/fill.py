@@ -9,7 +9,7 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -42,21 +42,29 @@ class Filler:
         """
         end = math.inf if budget_s is None else time.monotonic() + budget_s
         files = journal_files(run_dir)
-        forgotten = self._forget_the_gone({file.path.name for file in files})
+        forgotten = self._forget_the_gone(run_dir / "metrics", {file.path.name for file in files})
         records = points = damaged = 0
-        for file in files:
-            is_last = self._is_unchanged(file)
-            while not is_last:
-                chunk = _Chunk(self._db, self._series, file)
-                self._do(chunk.take)
-                records, points, damaged = records + chunk.records, points + chunk.points, damaged + chunk.damaged
-                forgotten += [file.path.name] if chunk.is_another else []
-                if progress is not None:
-                    progress(chunk.size_bytes)
-                if time.monotonic() >= end:
-                    return SyncReport(len(files), records, points, damaged, tuple(forgotten), is_complete=False)
-                is_last = chunk.is_last
+        for chunk in self._chunks(files):
+            records, points, damaged = records + chunk.records, points + chunk.points, damaged + chunk.damaged
+            forgotten += [chunk.name] if chunk.is_another else []
+            if progress is not None:
+                progress(chunk.size_bytes)
+            if time.monotonic() >= end:
+                return SyncReport(len(files), records, points, damaged, tuple(forgotten), is_complete=False)
         return SyncReport(len(files), records, points, damaged, tuple(forgotten), is_complete=True)
+
+    def _chunks(self, files: list[JournalFile]) -> Iterator[_Chunk]:
+        """Each taken in and committed when it is told."""
+        for file in files:
+            try:
+                is_last = self._is_unchanged(file)
+                while not is_last:
+                    chunk = _Chunk(self._db, self._series, file)
+                    self._do(chunk.take)
+                    is_last = chunk.is_last
+                    yield chunk
+            except FileNotFoundError:
+                continue  # removed since it was listed, as by an import that replaces another: the next look forgets it
 
     def _do(self, work: Callable[[], None]) -> None:
         self._db.execute("BEGIN IMMEDIATE")
@@ -75,9 +83,12 @@ class Filler:
         facts = file.path.stat()
         return row == (facts.st_size, facts.st_mtime_ns)
 
-    def _forget_the_gone(self, present: set[str]) -> list[str]:
+    def _forget_the_gone(self, folder: Path, present: set[str]) -> list[str]:
         known = [name for (name,) in self._db.execute("SELECT name FROM source ORDER BY name")]
         gone = [name for name in known if name not in present]
+        if gone and not present:
+            # Without a folder nothing was removed: a mount is missing.
+            folder.stat()
 
         def work() -> None:
             for name in gone:
@@ -95,6 +106,7 @@ class _Chunk:
         self._db = db
         self._known = series
         self._file = file
+        self.name = file.path.name
         self._source = self._branch = 0
         self._part = -1
         self._is_stated = False
@@ -133,10 +145,10 @@ class _Chunk:
         row = self._source_row()
         if row is not None and proof_of(fd, row[1]) != row[2]:
             # Replaced, or cut below what was read of it.
-            forget_source(self._db, self._file.path.name)
+            forget_source(self._db, self.name)
             self.is_another, row = True, None
         if row is None:
-            values = (self._file.path.name, self._file.attempt, self._file.rank)
+            values = (self.name, self._file.attempt, self._file.rank)
             self._db.execute("INSERT INTO source (name, attempt, rank) VALUES (?, ?, ?)", values)
             row = self._source_row()
             assert row is not None
@@ -149,7 +161,7 @@ class _Chunk:
         return position
 
     def _source_row(self) -> tuple[int, int, str, int] | None:
-        found = self._db.execute("SELECT id, position, proof, part FROM source WHERE name = ?", (self._file.path.name,))
+        found = self._db.execute("SELECT id, position, proof, part FROM source WHERE name = ?", (self.name,))
         return found.fetchone()
 
     def _line(self, raw: bytes) -> None:

@@ -38,11 +38,13 @@ def index_folder(configured: Path | None) -> Path:
                 path=str(configured),
                 kind=kind,
             )
-        return _usable(configured) or _refuse(f"metrics.index_dir = {configured} cannot be written to", configured)
+        if _is_usable(configured, [configured.resolve()]):
+            return configured
+        return _refuse(f"metrics.index_dir = {configured} cannot be written to, or others may write to it", configured)
     candidates = list(_candidates())
     for folder in candidates:
-        if not shared_kind(folder) and (usable := _usable(folder)) is not None:
-            return usable
+        if not shared_kind(folder) and _is_usable(folder, [folder.parent, folder]):
+            return folder
     tried = ", ".join(str(folder) for folder in candidates)
     return _refuse(f"no local folder for the index of metrics; tried {tried}", candidates[0])
 
@@ -94,15 +96,19 @@ def _candidates() -> Iterator[Path]:
     yield Path("/dev/shm") / name / "metrics"
 
 
-def _usable(folder: Path) -> Path | None:
-    """The folder, if it is ours alone and can be written to: everybody may make names in ``/var/tmp``."""
+def _is_usable(folder: Path, ours: list[Path]) -> bool:
+    """The folder can be written to, and it and those named are ours alone: everybody makes names in ``/var/tmp``."""
     try:
         ops.make_dirs(folder, mode=0o700)
-        facts = folder.stat()
+        return all(_is_ours(path) for path in ours) and os.access(folder, os.W_OK | os.X_OK)
     except OSError:
-        return None
-    is_ours = facts.st_uid == os.getuid() and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return folder if is_ours and os.access(folder, os.W_OK | os.X_OK) else None
+        return False
+
+
+def _is_ours(path: Path) -> bool:
+    facts = path.lstat()
+    others = stat.S_IWGRP | stat.S_IWOTH
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & others
 
 
 def _refuse(message: str, path: Path) -> Path:

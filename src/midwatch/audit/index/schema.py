@@ -44,8 +44,10 @@ _BRANCH: Final = """CREATE TABLE branch (
     rank INTEGER NOT NULL,
     start INTEGER NOT NULL,
     is_stated INTEGER NOT NULL,
-    stop INTEGER NOT NULL
+    stop INTEGER NOT NULL,
+    UNIQUE (source, part)
 )"""
+_BY_RANK: Final = "CREATE INDEX branch_by_rank ON branch (rank, attempt, part)"
 
 _SERIES: Final = """CREATE TABLE series (
     id INTEGER PRIMARY KEY,
@@ -71,7 +73,7 @@ _MOMENT: Final = """CREATE TABLE moment (
 ) WITHOUT ROWID"""
 """Every record, and when it was written; 0 where nothing tells."""
 
-_TABLES: Final = (_ABOUT, _SOURCE, _BRANCH, _SERIES, _POINT, _MOMENT)
+_TABLES: Final = (_ABOUT, _SOURCE, _BRANCH, _BY_RANK, _SERIES, _POINT, _MOMENT)
 
 
 def connect(path: Path) -> sqlite3.Connection:

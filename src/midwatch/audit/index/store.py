@@ -73,7 +73,7 @@ class MetricIndex:
         except OSError as error:
             raise as_storage_error(error, "cannot read a journal") from error
 
-    def start_anew(self, why: str = "asked to") -> None:
+    def start_anew(self, why: str) -> None:
         """Leave the index aside and begin an empty one, which the next ``sync`` fills."""
         self._db.close()
         self.rebuilt = why

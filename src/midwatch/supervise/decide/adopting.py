@@ -18,6 +18,8 @@ LOOK_ROUND_S = 2.0
 only then ranks that cannot save are told to go. Ranks that can save begin at once: without a peer they do not end."""
 MARGIN_S = 5.0
 """Of ``adopt.kill_after_s``, beyond the ranks' own grace: for evidence, SIGKILL, the sweep, and the last word."""
+AS_ASKED = (0, EXIT_REQUEUE, -15, 128 + 15)
+"""How ranks end when all are asked to: saved, or by a SIGTERM that the launcher sent to them as well as to us."""
 MOST_DOUBLINGS = 6
 """A hang that is let go on is looked at again after twice the time, up to 64 times its deadline."""
 
@@ -68,7 +70,7 @@ def on_hosts(core: Core, attempt: Attempt, evidence: Evidence) -> Evidence:
 def _on_host(core: Core, rank: RankEvidence, host: str) -> RankEvidence:
     """Whoever leaves when all are asked to has ended well."""
     rank = msgspec.structs.replace(rank, node=host)
-    if core.stop is not None and rank.exit_code in (0, EXIT_REQUEUE):
+    if core.stop is not None and rank.exit_code in AS_ASKED:
         rank = msgspec.structs.replace(rank, exit_code=0, is_finished=True)
     return rank
 

@@ -94,6 +94,10 @@ class Core:
         """Nodes to be probed before ranks start on them again."""
         self.passed: set[str] = set()
         """Nodes whose gate is behind them for the next launch."""
+        self.asked_ahead: Gate | None = None
+        """Of a spare, while the loss of a node is only suspected."""
+        self.fresh: dict[str, int] = {}
+        """When nodes passed probes that were asked ahead."""
         self.exclusions: list[int] = []
         """When nodes were left out by rule."""
         self.questions = 0
@@ -226,6 +230,11 @@ class Core:
         """The machine of an agent: itself, unless each rank has one of its own, called ``HOST.rRANK``."""
         host, _, _ = name.rpartition(".r") if self.rules.is_adopted else ("", "", "")
         return host or name
+
+    def called(self, name: str) -> str:
+        """An agent in a sentence."""
+        host, _, rank = name.rpartition(".r") if self.rules.is_adopted else ("", "", "")
+        return f"rank {rank} on node {host}" if host else f"node {name}"
 
     @property
     def is_live(self) -> bool:

@@ -7,7 +7,7 @@ follow with 0 (the run is over), fail of a closed connection (it left too early)
 from __future__ import annotations
 
 from midwatch.core import EXIT_REQUEUE
-from midwatch.supervise.decide import incidents, stopping
+from midwatch.supervise.decide import adopting, incidents, stopping
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import Attempt, Exit, Outcome
 from midwatch.supervise.messages import RankExited
@@ -56,7 +56,8 @@ def reconsider(core: Core, newest: int | None = None) -> None:
 def _while_leaving(core: Core, attempt: Attempt, newest: int | None) -> None:
     ended = attempt.exits if newest is None else {newest: attempt.exits[newest]}
     failed = [rank for rank, one in ended.items() if one.exit_code not in (0, EXIT_REQUEUE)]
-    if core.rules.is_adopted and any(rank in attempt.attached for rank in failed):
+    is_odd = any(rank in attempt.attached and ended[rank].exit_code not in adopting.AS_ASKED for rank in failed)
+    if core.rules.is_adopted and is_odd:
         # It was to save, and no signal was sent to it: perhaps we are all asked to leave because of what it met.
         incidents.open_incident(core, "exit", samples=1)
     elif attempt.has_all_exited:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from midwatch.supervise.decide import holding, isolation
+from midwatch.supervise.decide import ahead, holding, isolation
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import Gate
 from midwatch.supervise.messages import NodesProbed, ProbeNodes, ProbeResult
@@ -26,9 +26,14 @@ def is_open(core: Core) -> bool:
     if not nodes:
         return True
     core.questions += 1
-    core.gate = Gate(question=f"gate-{core.next_attempt}-{core.questions}", nodes=nodes)
+    if core.asked_ahead is not None and core.asked_ahead.nodes == nodes:
+        # On its way already.
+        core.gate = core.asked_ahead
+    else:
+        core.gate = Gate(question=f"gate-{core.next_attempt}-{core.questions}", nodes=nodes)
+        core.emit(ProbeNodes(cause=core.cause, question=core.gate.question, nodes=nodes, purpose="gate"))
+    core.asked_ahead = None
     core.disarm("join")
-    core.emit(ProbeNodes(cause=core.cause, question=core.gate.question, nodes=nodes, purpose="gate"))
     core.arm("gate", GATE_S)
     return False
 
@@ -39,12 +44,18 @@ def _to_probe(core: Core) -> tuple[str, ...]:
         return ()
     old = set(core.attempt.nodes)
     places = core.roster.places
-    return tuple(n for n in places if n not in core.passed and (n in core.doubtful or n not in old))
+    return tuple(n for n in places if n not in core.passed and (n in core.doubtful or _is_new(core, n, old)))
+
+
+def _is_new(core: Core, name: str, old: set[str]) -> bool:
+    return name not in old and not ahead.is_fresh(core, name)
 
 
 def probed(core: Core, event: NodesProbed) -> None:
-    """The shell's answer to one of our two kinds of questions."""
+    """The shell's answer to one of our three kinds of questions."""
     gate = core.gate
+    if ahead.answered(core, event.question, event.results):
+        return
     if gate is None or event.question != gate.question:
         holding.probed(core, event)
         return

@@ -113,7 +113,8 @@ def _broken(verdict: Verdict) -> set[str]:
     """Nodes whose own hardware failed; what else failed beside it did so for a reason of its own."""
     if not verdict.is_hardware:
         return set()
-    return {one.node for one in verdict.suspects if one.fault_class in ("", verdict.fault_class)}
+    alike = [one for one in verdict.suspects if one.fault_class in ("", verdict.fault_class)]
+    return {one.node for one in alike if one.is_broken} or {one.node for one in alike}
 
 
 def note_incident(core: Core, nodes: Iterable[str]) -> None:

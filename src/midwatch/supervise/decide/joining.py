@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midwatch.core import CODES
-from midwatch.supervise.decide import adopting, incidents, launching, sides, stopping
+from midwatch.supervise.decide import adopting, ahead, incidents, launching, sides, stopping
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import SECOND, Attempt, Outcome
 from midwatch.supervise.decide.roster import Arrival
@@ -43,7 +43,7 @@ def _announce(core: Core, node: str, arrival: Arrival) -> None:
     # With a thousand nodes each one told to all the others would be a million messages, and nobody would read them.
     if has_many(core) and count < roster.nnodes and 20 * count // roster.nnodes == 20 * (count - 1) // roster.nnodes:
         return
-    core.say(f"node {node} joined ({count} of {roster.nnodes})", is_local=has_many(core))
+    core.say(f"{core.called(node)} joined ({count} of {roster.nnodes})", is_local=has_many(core))
 
 
 def has_many(core: Core) -> bool:
@@ -94,7 +94,7 @@ def node_lost(core: Core, event: NodeLost) -> None:
             stopping.settle(core)
         return
     core.record("node.lost", node=event.node)
-    core.say(f"node {event.node} is lost", "error", is_local=has_many(core))
+    core.say(f"{core.called(event.node)} is lost", "error", is_local=has_many(core))
     attempt = core.attempt
     if core.is_live and attempt is not None and event.node in attempt.members:
         _node_failed(core, event.node)
@@ -124,6 +124,9 @@ def settle_in(core: Core) -> None:
     assert attempt is not None
     # Spares may be among those that are here, so this many at least are still to come.
     missing = len(attempt.nodes) - core.roster.live_count
+    if core.has_moved:
+        # The host is gone for all we know; while the others come back, its stand-in can be looked at.
+        ahead.probe_stand_in(core, next((name for name in attempt.nodes if not core.roster.is_usable(name)), ""))
     if core.has_moved and missing <= 1 and len(sides.in_reach(core)) >= len(attempt.nodes) - 1:
         _wait_no_longer_than(core, REJOIN_S)
     if missing > 0 or not _have_all_returned(core):

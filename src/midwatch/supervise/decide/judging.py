@@ -161,20 +161,18 @@ def _convict(core: Core, incident: Incident, evidence: Evidence, verdict: Verdic
     memory.note_failure(verdict.fingerprint, verdict.step, verdict.root_node or "", verdict.fault_class)
     memory.note_causal(verdict.causal_nodes, core.now_ns)
     isolation.note_incident(core, verdict.causal_nodes)
+    incident.doubtful_from = _doubtful_from(core, verdict)
     if core.rules.is_adopted:
         verdict, core.outcome = adopting.conclude(core, verdict, _outcome(core, verdict))
     else:
         verdict = isolation.weigh(core, verdict) if core.stop is None else verdict
         core.outcome = _outcome(core, verdict)
     incident.verdict = verdict
-    incident.doubtful_from = _doubtful_from(core, verdict)
     is_restart = core.outcome is None and core.stop is None
-    if adopting.is_to_start_again(core):
+    if is_restart or adopting.is_to_start_again(core):
         memory.grant_restart(class_of(verdict.fault_class).budget)
-    if is_restart:
-        memory.grant_restart(class_of(verdict.fault_class).budget)
-        if verdict.action == "hold":
-            holding.want(core, "rule", verdict.summary)
+    if is_restart and verdict.action == "hold":
+        holding.want(core, "rule", verdict.summary)
     core.record(
         "fault.judged",
         step=verdict.step,

@@ -54,13 +54,14 @@ def launch(core: Core) -> None:
     core.returning = 0
     core.doubtful.clear()
     core.passed.clear()
+    core.fresh.clear()
     core.memory.before = None
     attempt = core.attempt
     if core.recovering is not None:
         core.cause = core.recovering.cause
         core.arm("alive", ALIVE_S)
     if core.launches == 1:
-        _check_topology(core)
+        check_topology(core)
     for placement in attempt.placements:
         core.roster.note_running(placement.node, attempt.number)
     core.move("starting")
@@ -85,14 +86,14 @@ def launch(core: Core) -> None:
     core.say(f"attempt {attempt.number}: starting {what}" + (f" (restart {restarts})" if restarts else ""))
 
 
-def _check_topology(core: Core) -> None:
+def check_topology(core: Core) -> None:
     """A file that calls the nodes otherwise is of no use, and nothing else would ever say so."""
     named = [name for name, _ in core.topology]
     if named and not any(name in core.roster.nodes for name in named):
         ours = next(iter(core.roster.nodes), "")
         core.say(
-            f"the topology names none of this run's nodes ({named[0]} and so on; here they are called {ours} and so on),"
-            " so faults are not traced to what they share",
+            f"the topology names none of this run's nodes ({named[0]} and so on; here they are called {ours} and so on), "
+            "so faults are not traced to what they share",
             "warning",
         )
 

@@ -148,6 +148,11 @@ class Roster:
         while spares and len(self._places) < self.nnodes:
             self._take_place(spares.pop(0))
 
+    def stand_in(self, holder: str) -> str:
+        """The spare that would take this node's place; empty where there is none."""
+        spares = [name for name in self.nodes if name not in self._placed and self.is_usable(name)]
+        return spares[self._nearest(spares, holder)] if spares else ""
+
     def _nearest(self, spares: Sequence[str], holder: str) -> int:
         """The one that shares most domains with the node it stands in for: traffic stays where it was."""
         old = self._domains.get(holder, frozenset())

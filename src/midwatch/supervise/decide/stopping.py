@@ -68,7 +68,7 @@ def _give_up_node(core: Core, node: str, leftovers: tuple[int, ...]) -> None:
     core.roster.nodes[node].is_unusable = True
     core.record("node.unusable", node=node, leftovers=list(leftovers))
     pids = ", ".join(str(pid) for pid in leftovers) or "no answer"
-    core.say(f"node {node}: processes could not be killed ({pids}); it takes no further part", "error")
+    core.say(f"{core.called(node)}: processes could not be killed ({pids}); it takes no further part", "error")
     isolation.abandon(core, node, f"processes could not be killed ({pids})")
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from midwatch.supervise.decide import (
+    ahead,
     exits,
     gating,
     holding,
@@ -38,6 +39,7 @@ from midwatch.supervise.messages import (
     LaunchFailed,
     NodeJoined,
     NodeLost,
+    NodeSilent,
     NodesProbed,
     NodeWarned,
     ProgressMade,
@@ -191,6 +193,7 @@ class Supervisor:
             "farthest_step": memory.farthest_step,
             "nodes": {n.name: {"live": n.is_live, "attempt": n.running_attempt} for n in core.roster.nodes.values()},
             "nodes_wanted": core.roster.nnodes,
+            "is_adopted": core.rules.is_adopted,
             "restarts_used": memory.restarts_used,
             "max_restarts": core.restart.max_restarts,
             "held": core.hold.reason if core.hold else None,
@@ -297,6 +300,8 @@ def _back_to_training(core: Core) -> None:
 
 def _topology_learned(core: Core, event: TopologyLearned) -> None:
     core.learn(event.topology)
+    if core.launches:
+        launching.check_topology(core)
 
 
 def _ticked(core: Core, event: Ticked) -> None:
@@ -352,6 +357,7 @@ _HANDLERS: dict[type[Any], Callable[[Core, Any], None]] = dict(
     [
         _on(NodeJoined, _node_joined),
         _on(NodeLost, joining.node_lost),
+        _on(NodeSilent, ahead.node_silent),
         _on(LaunchFailed, stopping.launch_failed),
         _on(RanksStarted, proof.ranks_started),
         _on(RankExited, exits.rank_exited),

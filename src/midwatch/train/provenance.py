@@ -27,7 +27,7 @@ from midwatch.audit import (
     write_texts,
 )
 from midwatch.checkpoint import Identity
-from midwatch.config import inherited_environment, redact_environment
+from midwatch.config import inherited_environment, plain_data, redact_environment
 from midwatch.core import MidwatchError, Provenance, Recorder
 
 _log = logging.getLogger(__name__)
@@ -99,8 +99,8 @@ class ProvenanceKeeper:
             run=me.run,
             attempt=me.attempt,
             provenance=provenance,
-            project="" if self.code.entry is None else str(self.code.entry.parent),
-            environment=redact_environment(inherited_environment()),
+            project="" if self.code.entry is None else plain_data(self.code.entry.parent),
+            environment=plain_data(redact_environment(inherited_environment())),
             packages=self._early.packages,
             diff=git.diff if self._keeps_text else "",
             is_diff_cut=git.is_diff_cut and self._keeps_text,

@@ -136,5 +136,5 @@ def _quietly(write: Callable[[], object]) -> None:
     """A help for people that cannot be written must not end a training."""
     try:
         write()
-    except (OSError, MidwatchError) as error:
+    except (OSError, MidwatchError, ValueError) as error:
         _log.warning("what this attempt runs is not fully on record: %s", error)

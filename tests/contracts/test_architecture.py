@@ -60,6 +60,7 @@ OUTSIDE = {
     "supervise/prepare.py": "the host name",
     "supervise/ranks.py": "ranks",
     "supervise/sample.py": "py-spy",
+    "supervise/serving.py": "the coordinator's listening socket",
     "supervise/spawn.py": "ranks",
     "supervise/suspicion.py": "the host name",
     "supervise/waiting.py": "children that end",

@@ -15,7 +15,8 @@ from typing import Final
 
 from midwatch.audit.index.schema import NEVER, roll_back
 from midwatch.audit.index.types import SyncReport
-from midwatch.audit.journal import JournalFile, Record, Start, decode_journal_line, journal_files
+from midwatch.audit.journal import Record, Start, decode_journal_line
+from midwatch.audit.journals import JournalFile, journal_files
 from midwatch.audit.tail import opened, proof_of, read_lines
 
 Progress = Callable[[int], None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +64,15 @@ def test_a_rank_that_sleeps_outside_its_collective_is_named(run: Supervised) -> 
     folder = next((run.run_dir / "incidents").iterdir())
     assert "inject" in (folder / "stacks-r00001.txt").read_text()
     assert_recovered(run)
+
+
+def test_a_rank_that_hangs_behind_a_shell_is_named(run: Supervised) -> None:
+    command = f"{sys.executable} {run.script} {run.home} 400 sleep attached; exit $?"
+    settings = ("watch.floor_s=3", "watch.learned_after=5")
+    options = [word for setting in settings for word in ("--set", setting)]
+    run.start_command(["bash", "-c", command], "--nproc-per-node", "2", *options)
+    judged = run.until("a verdict", lambda: run.events("fault.judged"), 60.0)[0]["data"]
+    assert (judged["fault_class"], judged["root_rank"], judged["confidence"]) == ("hang", 1, "certain"), run.story()
 
 
 def test_a_script_without_a_pulse_that_stands_still_is_found(run: Supervised) -> None:

@@ -30,6 +30,7 @@ from midwatch.supervise.waiting import ExitWatch
 from midwatch.supervise.warm import ForkedRank, Parked
 from midwatch.supervise.watch import RankWatch
 from midwatch.supervise.wire import Exited, Fact, RankStatus, StartRanks, Suspected, Warned
+from midwatch.supervise.workers import Worker
 from midwatch.supervise.zero_code import Look, StandstillWatch, main_thread_ns
 
 _NOT_STARTED: Final = 127
@@ -47,6 +48,7 @@ class RankProc:
         self.is_idle = False
         """Without a beat: was found standing still with all others, and none of them has moved since."""
         self.own_time = OwnTime()
+        self.worker = Worker()
         self.process: subprocess.Popen[bytes] | ForkedRank | None = None
         self.exit_watch: ExitWatch | None = None
         self.exited: Exited | None = None
@@ -195,11 +197,13 @@ class LocalAttempt:
         for proc in self.ranks:
             if not proc.is_alive or self.is_stopping:
                 continue
-            stat, slot = read_stat(proc.pid), self.slot(proc)
+            slot = self.slot(proc)
+            pid = proc.worker.pid(proc.pid, slot.pid, now_ns)
+            stat = read_stat(pid)
             self._recall(slot)
             for fact in proc.watch.feed(slot, stat.state if stat else "?", now_ns):
                 self._tell(fact)
-            ran_ns, queued_ns = main_thread_ns(proc.pid)
+            ran_ns, queued_ns = main_thread_ns(pid)
             proc.own_time.feed(slot, ran_ns, now_ns)
             looks[proc.rank] = Look(ran_ns, _written(proc), stat.state if stat else "?", queued_ns)
         # Behind the recall: which groups are trusted is known by then.
@@ -353,7 +357,8 @@ class LocalAttempt:
         env = self.environment(proc)
         return RankView(
             rank=proc.rank,
-            pid=proc.pid,
+            pid=proc.worker.last or proc.pid,
+            root=proc.pid,
             slot=self.slot(proc),
             exit_code=proc.exited.exit_code if proc.exited else None,
             exit_mono_ns=proc.exited.mono_ns if proc.exited else None,

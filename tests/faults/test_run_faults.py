@@ -140,6 +140,33 @@ def test_a_stop_request_lets_ranks_save_and_says_come_again(run: Supervised, mod
     assert run.number("pid-a2-r0"), "the attempt counts on over invocations"
 
 
+SAVER = """
+import os, signal, sys, time
+from pathlib import Path
+home, rank = Path(sys.argv[1]), os.environ["RANK"]
+
+def save(number, frame):
+    time.sleep(0.5)
+    (home / f"saved-r{rank}").write_text("1")
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+(home / f"ready-r{rank}").write_text("1")
+while True:
+    time.sleep(0.05)
+"""
+
+
+def test_a_script_behind_a_shell_is_asked_itself_and_has_its_time_to_save(run: Supervised) -> None:
+    run.script.write_text(SAVER)
+    command = f"{sys.executable} {run.script} {run.home}; exit $?"
+    launcher = run.start_command(["bash", "-c", command], "--nproc-per-node", "2")
+    run.until("both ranks", lambda: len(list(run.home.glob("ready-*"))) == 2)
+    launcher.send_signal(signal.SIGTERM)
+    assert run.wait(launcher) == 75, run.story()
+    assert len(list(run.home.glob("saved-*"))) == 2, run.story()
+
+
 def test_a_rank_that_ignores_the_request_is_ended_when_asked_again(run: Supervised) -> None:
     script = run.folder / "deaf.py"
     script.write_text(

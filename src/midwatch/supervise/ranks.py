@@ -22,7 +22,7 @@ from midwatch.supervise.flight import files_of
 from midwatch.supervise.kernel import OomCount
 from midwatch.supervise.lessons import Lessons
 from midwatch.supervise.logcap import LogCap
-from midwatch.supervise.procs import SHM, read_stat, sweep_shm
+from midwatch.supervise.procs import SHM, read_stat, send, sweep_shm
 from midwatch.supervise.sample import RankView
 from midwatch.supervise.spawn import NodeSetup, log_paths, open_output, rank_environment, start_rank
 from midwatch.supervise.stragglers import OwnTime
@@ -67,7 +67,10 @@ class RankProc:
         # poll: a rank that ended by itself a moment ago was not torn down by us.
         if self.is_alive and self.process is not None and self.process.poll() is None:
             self.signalled_by_us = True
-            self.process.send_signal(number)
+            # A shell would end at once, and the script that it waits for would have no time to save.
+            worker = self.worker.find(self.pid)
+            if not worker or not send(worker, number, still=lambda pid: self.worker.find(self.pid) == pid):
+                self.process.send_signal(number)
 
 
 class LocalAttempt:

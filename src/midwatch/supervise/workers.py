@@ -40,6 +40,12 @@ class Worker:
                 self._find(root, told)
         return self._pid or root
 
+    def find(self, root: int) -> int:
+        """The same at this moment; 0 when nobody but ``root`` is there."""
+        if not self._is_found or not _is_below(self._pid, root):
+            self._find(root, self._told)
+        return self._pid if self._is_found and _is_below(self._pid, root) else 0
+
     @property
     def last(self) -> int:
         """Who it was when it was last asked for; 0 for nobody. By its number the kernel tells what it did to it."""

@@ -58,7 +58,7 @@ OUTSIDE = {
     "supervise/parked.py": "its socket to the agent",
     "supervise/ports.py": "a free port",
     "supervise/prepare.py": "the host name",
-    "supervise/ranks.py": "ranks",
+    "supervise/rank_proc.py": "ranks",
     "supervise/sample.py": "py-spy",
     "supervise/serving.py": "the coordinator's listening socket",
     "supervise/spawn.py": "ranks",

@@ -141,6 +141,11 @@ class Coordinator:
     def probing(self) -> ProbeRound | None:
         return self._carrier.probing
 
+    @property
+    def is_over(self) -> bool:
+        """The core has said its last word."""
+        return self.over.is_set()
+
     def why_out(self, member: Member) -> str:
         """Why this machine gets no ranks, from what earlier jobs left in writing."""
         return self._carrier.isolation.why_out(member)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import signal
 import statistics
@@ -190,6 +191,7 @@ def main() -> int:
     args = parser.parse_args()
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores - {max(cores)} or cores)
+    gc.disable()  # its pauses would be the coordinator's latencies
     names = ["steady", "crowd", "restart", "partition"] if args.what == "all" else [args.what]
     held = [asyncio.run(scenario(name, args)) for name in names]
     return 0 if all(held) else 1

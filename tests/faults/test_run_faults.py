@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +64,15 @@ def test_a_rank_that_sleeps_outside_its_collective_is_named(run: Supervised) -> 
     folder = next((run.run_dir / "incidents").iterdir())
     assert "inject" in (folder / "stacks-r00001.txt").read_text()
     assert_recovered(run)
+
+
+def test_a_rank_that_hangs_behind_a_shell_is_named(run: Supervised) -> None:
+    command = f"{sys.executable} {run.script} {run.home} 400 sleep attached; exit $?"
+    settings = ("watch.floor_s=3", "watch.learned_after=5")
+    options = [word for setting in settings for word in ("--set", setting)]
+    run.start_command(["bash", "-c", command], "--nproc-per-node", "2", *options)
+    judged = run.until("a verdict", lambda: run.events("fault.judged"), 60.0)[0]["data"]
+    assert (judged["fault_class"], judged["root_rank"], judged["confidence"]) == ("hang", 1, "certain"), run.story()
 
 
 def test_a_script_without_a_pulse_that_stands_still_is_found(run: Supervised) -> None:
@@ -128,6 +138,33 @@ def test_a_stop_request_lets_ranks_save_and_says_come_again(run: Supervised, mod
     again = run.start("none", mode=mode, steps=run.number("checkpoint") + 10)
     assert run.wait(again) == 0, run.story()
     assert run.number("pid-a2-r0"), "the attempt counts on over invocations"
+
+
+SAVER = """
+import os, signal, sys, time
+from pathlib import Path
+home, rank = Path(sys.argv[1]), os.environ["RANK"]
+
+def save(number, frame):
+    time.sleep(0.5)
+    (home / f"saved-r{rank}").write_text("1")
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+(home / f"ready-r{rank}").write_text("1")
+while True:
+    time.sleep(0.05)
+"""
+
+
+def test_a_script_behind_a_shell_is_asked_itself_and_has_its_time_to_save(run: Supervised) -> None:
+    run.script.write_text(SAVER)
+    command = f"{sys.executable} {run.script} {run.home}; exit $?"
+    launcher = run.start_command(["bash", "-c", command], "--nproc-per-node", "2")
+    run.until("both ranks", lambda: len(list(run.home.glob("ready-*"))) == 2)
+    launcher.send_signal(signal.SIGTERM)
+    assert run.wait(launcher) == 75, run.story()
+    assert len(list(run.home.glob("saved-*"))) == 2, run.story()
 
 
 def test_a_rank_that_ignores_the_request_is_ended_when_asked_again(run: Supervised) -> None:

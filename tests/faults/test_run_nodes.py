@@ -13,6 +13,7 @@ import pytest
 from supervised import Supervised
 
 from midwatch.audit import verify_ledger
+from midwatch.supervise.failover import FolderLock
 
 pytestmark = pytest.mark.procs
 
@@ -139,3 +140,16 @@ def test_a_spare_that_goes_away_disturbs_nobody(run: Supervised) -> None:
     run.until("its loss to be noted", lambda: run.events("node.lost"))
     assert len(run.events("attempt.launched")) == 1
     end_on_request(run, launchers)
+
+
+def test_a_node_that_came_while_an_earlier_run_was_ending_hosts_the_next_one(run: Supervised) -> None:
+    folder = run.run_dir / "supervisor"
+    seat = FolderLock.take(folder, "the run before")
+    assert seat is not None
+    launcher = start(run, "n0", "2")
+    maps = Path(f"/proc/{launcher.pid}/maps")
+    run.until("it to look for a coordinator over the network", lambda: "aiohttp" in maps.read_text())
+    seat.release()
+    run.until("it to host", lambda: run.events("node.joined"))
+    launcher.send_signal(signal.SIGTERM)
+    assert run.wait(launcher) == 75, run.story()

@@ -34,6 +34,7 @@ class Mind:
 
     def __init__(self) -> None:
         self.attempt = 3
+        self.is_over = False
         self.gathering: Gathering | None = None
         self.probing: ProbeRound | None = None
         self.events: list[Event] = []
@@ -253,6 +254,22 @@ def test_nonsense_with_a_good_signature_is_refused_politely() -> None:
         async with world() as there:
             status, refusal = await post(there.url, "/v1/join", signed, b"nonsense")
             assert (status, refusal.error if refusal else "") == (400, "PR101")
+
+    run(story)
+
+
+def test_who_comes_while_a_run_ends_is_told_to_wait_and_who_is_there_may_come_back() -> None:
+    async def story() -> None:
+        mind = Mind()
+        async with world(mind=mind) as there, link(there) as old, link(there, sender="agent-2") as new:
+            await old.hello()
+            await new.hello()
+            await old.ask("report", "/v1/join", joining("a1"), Welcome)
+            mind.is_over = True
+            with pytest.raises(Refused) as refused:
+                await new.ask("report", "/v1/join", joining("a2", "t2"), Welcome)
+            assert not refused.value.refusal.is_final
+            await old.ask("report", "/v1/join", joining("a1"), Welcome)
 
     run(story)
 

@@ -128,6 +128,7 @@ def test_a_hang_is_seen_in_time_with_the_default_deadline(
 
 
 @pytest.mark.stress
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(3))
 def test_long_pauses_raise_no_alarm_with_the_default_deadline(
     runs: dict[str, Supervised], seed: int, capsys: pytest.CaptureFixture[str]

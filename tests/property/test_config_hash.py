@@ -90,6 +90,10 @@ def test_richer_values_hash_as_what_they_mean() -> None:
     assert config_hash(rich, {}) == config_hash(plain, {})
 
 
+def test_a_path_that_is_no_text_is_hashed_by_its_escapes() -> None:
+    assert config_hash({"path": Path("/caf\udce9")}, {}) == config_hash({"path": "/caf\\udce9"}, {})
+
+
 def test_an_object_with_an_address_is_refused_by_its_path() -> None:
     with pytest.raises(ConfigError) as caught:
         config_hash({"model": {"layers": [1, object()]}}, {})

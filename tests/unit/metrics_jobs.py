@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from midwatch.audit.journal import journal_name
+from midwatch.audit.journals import journal_name
 
 
 def journal_lines(records: Iterable[dict[str, Any]]) -> bytes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
 import struct
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -298,6 +300,29 @@ def test_files_of_no_use_are_refused_in_words(tmp_path: Path, name: str, content
         import_metrics([path], tmp_path / "run")
     assert caught.value.code == "MT101"
     assert str(path.name) in caught.value.message
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("megatron", " iteration 1/ 9 | " + "a b: " * 20_000),
+        ("megatron", " iteration 1/ 9 |" + " " * 60_000),
+        ("megatron", "iteration " * 6000),
+        ("torchtitan", "step: 1 x: " + "w" * 60_000),
+        ("torchtitan", "step: 1 " * 8000),
+        ("csv", "step," + "a," * 400_000),
+        ("csv", "step,loss\n1," + "1" * 900_000),
+        ("trainer-state", '{"log_history": [' + "[" * 500_000),
+    ],
+)
+def test_odd_lines_take_no_time(tmp_path: Path, name: str, line: str) -> None:
+    path = tmp_path / "file"
+    path.write_text((line + "\n") * 20)
+    began = time.process_time()
+    with contextlib.suppress(MetricsError):
+        import_metrics([path], tmp_path / "run", format=name)
+    assert time.process_time() - began < 3
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:

@@ -251,6 +251,18 @@ def test_provenance_collects_it_all(project: Path, monkeypatch: pytest.MonkeyPat
     assert "planted" not in str(found)
 
 
+def test_names_and_words_that_are_no_text_are_written_as_escapes(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--name", "caf\udce9"])
+    odd = module(project / "m\udce9.py", name="m\udce9")
+    outside = module(project.parent / "other" / "n\udce9.py", name="n\udce9")
+    found = collect_provenance(Facts(params={"x": "caf\udce9"}), seen(project / "train.py", odd, outside))
+    write_record(project, AttemptRecord(run="r", attempt=1, provenance=found))
+    assert read_record(project, 1).provenance == found  # type: ignore[union-attr]
+    assert "m\\udce9.py" in found.code.files
+
+
 def test_a_record_is_read_as_it_was_written_and_a_damaged_one_is_none(tmp_path: Path) -> None:
     record = AttemptRecord(run="r", attempt=3, provenance=Provenance(command=("--lr", "1")), diff="+x")
     path = write_record(tmp_path, record)

@@ -162,6 +162,17 @@ def test_topology_without_a_controller_comes_from_the_file(tmp_path: Path, monke
     )
 
 
+@pytest.mark.parametrize(
+    ("script", "topology"),
+    [("echo 'No topology information available' >&2; exit 1", ()), ("sleep 60", None)],
+    ids=["it has none", "it does not answer, and is asked again"],
+)
+def test_no_topology(script: str, topology: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("midwatch.cluster.slurm.ASK_S", 0.3)
+    scontrol(tmp_path, monkeypatch, script)
+    assert asyncio.run(SlurmDriver(str(tmp_path / "slurm.conf")).topology()) == topology
+
+
 def test_a_users_topology(tmp_path: Path) -> None:
     file = tmp_path / "topology.toml"
     file.write_text('[domains]\n"rack:1" = ["n[1-2]"]\n"pdu:7" = ["n2", "n3"]\n')

@@ -414,3 +414,34 @@ def test_of_two_gpus_that_complain_the_broken_one_is_left_out_whoever_came_first
     )
     assert drive.last(WriteVerdict).verdict.root_node == "n2"
     assert [told.node for told in drive.all(IsolateNode)] == ["n2"]
+
+
+def test_a_node_that_died_with_the_coordinator_is_not_waited_for_longer_than_a_silent_one() -> None:
+    again = reborn(Drive(nnodes=3, nproc=1, max_nodes=4).running(step=10))
+    again.join("n0", running=1)
+    again.pass_time(6)
+    again.join("n1", running=1)
+    again.pass_time(6)
+    assert again.state == "waiting", "who comes late gives the others time"
+    again.join("n7")
+    again.pass_time(9)
+    assert again.state == "judging"
+    again.answer()
+    assert again.last(WriteVerdict).verdict.root_node == "n2"
+    gone(again)
+    assert [placement.node for placement in again.last(LaunchAttempt).placements] == ["n0", "n1", "n7"]
+
+
+def test_half_of_the_nodes_without_ranks_start_over_and_fewer_wait_for_the_others() -> None:
+    half = reborn(Drive(nnodes=2, nproc=1).running(step=10))
+    half.join("n0", agent="n0-a2")
+    half.pass_time(9)
+    assert half.state == "waiting"
+    assert half.join("n7") != [], "a launch, or what must come before it"
+    fewer = reborn(Drive(nnodes=3, nproc=1, max_nodes=6, spare_wait_s=60).running(step=10))
+    for node in ("n0", "s1", "s2"):
+        fewer.join(node)
+    fewer.pass_time(50)
+    assert (fewer.state, fewer.attempt) == ("waiting", 1)
+    fewer.pass_time(40)
+    assert fewer.finish.error == "SV114"

@@ -205,6 +205,18 @@ def test_a_thread_that_flushes_a_file_is_waited_for() -> None:
     assert judge(evidence(*ranks, trigger="hang", suspected=((1, 9),), extensions=2)).fault_class == "no_fault"
 
 
+@pytest.mark.parametrize("facts", [{"cpu_delta_s": 0.4}, {"io_delta": 10**7}])
+def test_a_rank_that_works_on_its_result_after_the_last_step_is_no_hang(facts: dict[str, float]) -> None:
+    def asked(**more: object) -> str:
+        late = {**READ_ONLY, "phase_age_s": 700.0, "is_finished": True, **facts, **more}
+        ranks = (dead(0, 0, is_finished=True), alive(1, (frame("export"), *MAIN), **late))
+        return judge(evidence(*ranks, trigger="hang", suspected=((1, 9),), extensions=3)).action
+
+    assert asked() == "none"
+    assert asked(is_finished=False) == "restart"
+    assert asked(cpu_delta_s=0.0, io_delta=0) == "restart"
+
+
 def test_a_thread_of_the_scripts_own_that_reads_is_told_from_one_that_a_library_keeps_open() -> None:
     reading = (stdlib("SocketIO.readinto", "socket.py"), frame("Connection.read", "/x/site-packages/urllib3/x.py"))
     starting = (stdlib("Thread.run", "threading.py"), stdlib("Thread._bootstrap", "threading.py"))

@@ -244,6 +244,24 @@ def test_exit_0_after_the_peers_error_is_not_its_cause() -> None:
     assert verdict.root_rank is None
 
 
+@pytest.mark.parametrize(
+    ("later_s", "bounds", "is_cause"),
+    [
+        (0.05, (("n0", 0.05), ("n1", 0.06)), True),
+        (3.0, (("n0", 0.05), ("n1", 0.06)), False),
+        (3.0, (("n0", 0.05), ("n1", 86400.0)), True),
+        (3.0, (), True),
+    ],
+    ids=["within the clocks' error", "certainly later", "a clock nobody compared", "nothing is known of clocks"],
+)
+def test_exit_0_on_another_node_is_the_cause_unless_it_certainly_came_later(
+    later_s: float, bounds: tuple[tuple[str, float], ...], is_cause: bool
+) -> None:
+    ranks = (victim(0, at_s=9.0, node="n0"), dead(1, 0, at_s=9.0 + later_s, node="n1"))
+    verdict = judge(evidence(*ranks, nodes_total=2, clock_error_s=bounds))
+    assert (verdict.root_rank == 1) is is_cause
+
+
 def test_exit_0_while_unattached_peers_work_on_is_no_fault() -> None:
     assert judge(evidence(dead(1, 0), alive(0, IN_USER_SLEEP))).action == "none"
 

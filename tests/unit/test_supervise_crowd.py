@@ -141,7 +141,7 @@ def test_nobody_is_lost_while_the_coordinator_is_busy(tmp_path: Path, console: C
 def test_a_node_whose_connection_broke_is_lost_unless_it_comes_back_at_once(
     tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
-    monkeypatch.setattr("midwatch.supervise.coordinator._GONE_S", 0.5)
+    monkeypatch.setattr("midwatch.supervise.silence._GONE_S", 0.5)
 
     async def story() -> None:
         made = coordinator(tmp_path, console, 2, timeout_s=60.0)

@@ -14,6 +14,7 @@ from midwatch.faults.tracebacks import find_raised
 from midwatch.faults.types import Evidence, Frame, RankEvidence, Verdict
 from midwatch.storage import sha256_hex
 from midwatch.supervise.bundle import write_bundle
+from midwatch.supervise.clocks import ClockReading
 from midwatch.supervise.error_file import read_error_file
 from midwatch.supervise.gathering import Gathering
 from midwatch.supervise.kernel import KernelLog, oom_victims
@@ -22,7 +23,7 @@ from midwatch.supervise.members import Member
 from midwatch.supervise.messages import GatherEvidence
 from midwatch.supervise.sample import Stacks, parse_stacks
 from midwatch.supervise.tee import Tee
-from midwatch.supervise.wire import Join, Sampled
+from midwatch.supervise.wire import Join, Report, Sampled
 
 PY_SPY = [
     {"thread_name": "MainThread", "os_thread_id": 5, "frames": [{"name": "inner", "filename": "/x/t.py", "line": 3}]},
@@ -158,6 +159,25 @@ def test_all_parts_together_are_the_evidence() -> None:
         (evidence,) = done
         assert [rank.rank for rank in evidence.ranks] == [0, 1]
         assert evidence.kernel_lines == (("b", "oops"), ("a", "oops"))
+
+    asyncio.run(story())
+
+
+def test_the_evidence_says_how_well_each_clock_is_known() -> None:
+    async def story() -> None:
+        done: list[Evidence] = []
+        asked = GatherEvidence(cause="c", incident="i1", attempt=1, trigger="hang", samples=2)
+        a, away = member("a"), Member(member("b").join, "b", 0, shares_clock=False)
+        clock = ClockReading(offset_ns=5_000_000_000, error_ns=2_000_000)
+        away.hear(Report(node="b", mono_ns=1, attempt=1, port=1, clock=clock), 9)
+        gathering = Gathering(asked, [a, away], 0.5, done.append)
+        late = msgspec.structs.replace(part(1).ranks[0], exit_mono_ns=1_000_000_000)
+        gathering.take(away, msgspec.structs.replace(part(1), ranks=(late,)))
+        gathering.take(a, part(0))
+        (evidence,) = done
+        assert evidence.ranks[1].exit_mono_ns == 6_000_000_000, "on our clock"
+        bounds = dict(evidence.clock_error_s)
+        assert bounds["b"] - bounds["a"] == pytest.approx(0.002)
 
     asyncio.run(story())
 

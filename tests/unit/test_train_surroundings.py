@@ -42,6 +42,7 @@ def test_a_learning_rate_on_a_device_is_not_copied_and_odd_objects_are_no_error(
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1))
     assert "lr" not in surroundings.observed_facts({"optimizer": optimizer})["optimizer"]
+    assert surroundings.observed_facts({"model": torch.nn.LazyLinear(2)})["model"]["parameters"] == 0
     assert surroundings.observed_facts({"optimizer": Odd(), "model": object()}) == {
         "optimizer": {"class": "Odd"},
         "model": {"class": "object"},

@@ -259,6 +259,11 @@ def test_facts_with_gaps_and_odd_values(tmp_path: Path) -> None:
         '{"schedule": {"kind": "spiral", "peak_lr": null, "floor_ratio": 7, "warmup_steps": -4}, "resumes": []}'
     )
     assert read_facts(path).guards().schedule.kind == "unknown"
+    path.write_text('{"schedule": null, "resumes": null, "world_size": null}')
+    assert read_facts(path).guards().schedule.warmup_steps == 0
+    path.write_text('{"schedule": {"kind": "const", "peak_lr": 1, "warmup_steps": 60.0}, "resumes": [400.0]}')
+    assert read_facts(path).guards().schedule.kind == "constant"
+    assert read_facts(path).resumes == (400,)
 
 
 # --- size ----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import msgspec
 
 from midwatch.audit.appendfile import AppendFile
 from midwatch.audit.line import plain_data
-from midwatch.core import UNREADABLE, StorageError, attempt_name
+from midwatch.core import UNREADABLE, StorageError
 from midwatch.storage import ops
 
 _log = logging.getLogger(__name__)
@@ -33,18 +33,10 @@ MAX_WAITING_BYTES: Final = 1 << 20
 
 AUTO_FLUSH_BYTES: Final = 64 * 1024
 
-_NAME = re.compile(r"a(\d{4,})(?:-r(\d{5,}))?")
+_NAME = re.compile(r"a(\d{4,})")
 _NUMBERS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _FRAME: Final = frozenset({"step", "ts_ns", "attempt"})
 """Of a record: where and when, not what."""
-
-
-class JournalFile(NamedTuple):
-    """One journal by its name."""
-
-    attempt: int
-    rank: int
-    path: Path
 
 
 class Record(NamedTuple):
@@ -120,21 +112,6 @@ class Journal:
             self.dropped += 1
         if before == 0:
             _log.warning("metrics wait in memory: %s (%d dropped so far)", error.message, self.dropped)
-
-
-def journal_name(attempt: int, rank: int = 0) -> str:
-    """``a0003.jsonl``; for another rank than 0 ``a0003-r00007.jsonl``."""
-    return f"{attempt_name(attempt)}-r{rank:05d}.jsonl" if rank else f"{attempt_name(attempt)}.jsonl"
-
-
-def journal_files(run_dir: Path) -> list[JournalFile]:
-    """The journals of a run by attempt and rank; files of other names are none."""
-    found: list[JournalFile] = []
-    for path in (run_dir / "metrics").glob("a*.jsonl"):
-        match = _NAME.fullmatch(path.stem)
-        if match and path.name == journal_name(int(match[1]), int(match[2] or 0)):
-            found.append(JournalFile(int(match[1]), int(match[2] or 0), path))
-    return sorted(found)
 
 
 def decode_journal_line(raw: bytes) -> Record | Start | None:

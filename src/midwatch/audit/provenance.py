@@ -14,7 +14,7 @@ import msgspec
 
 from midwatch.audit.provenance_code import ProjectCode
 from midwatch.audit.provenance_git import NO_GIT, GitState, look_at_git
-from midwatch.config import Config, make_section, redact_list, semantic_section
+from midwatch.config import Config, make_section, plain_data, redact_list, semantic_section
 from midwatch.core import CodeState, Provenance
 
 _PATIENCE_S = 1.0
@@ -131,5 +131,5 @@ def _package_records() -> Iterator[str]:
 
 
 def _command(words: list[str]) -> tuple[str, ...]:
-    kept = tuple(str(word)[:_MAX_WORD] for word in redact_list(words[:_MAX_WORDS]))
+    kept = tuple(str(word)[:_MAX_WORD] for word in redact_list(plain_data(words[:_MAX_WORDS])))
     return (*kept, f"and {len(words) - _MAX_WORDS} more") if len(words) > _MAX_WORDS else kept

@@ -40,7 +40,7 @@ class ProjectCode:
         self.root = None if self.entry is None else root_of(self.entry)
         self.entry_name = ""
         if self.entry is not None and self.root is not None:
-            self.entry_name = self.entry.relative_to(self.root).as_posix()
+            self.entry_name = _name(self.entry.relative_to(self.root).as_posix())
         self.digests: dict[str, str] = {}
         """Name to SHA-256."""
         self._sources: dict[str, bytes] = {}
@@ -144,10 +144,15 @@ def project_files(
         path = Path(file).resolve()
         if path.is_relative_to(root):
             if not _is_installed(path, root):
-                files[path.relative_to(root).as_posix()] = path
+                files[_name(path.relative_to(root).as_posix())] = path
         elif (name := _outside_name(module, path)) and not _is_installed(path, None):
             files.setdefault(name, path)
-    return {**files, script.relative_to(root).as_posix(): script}
+    return {**files, _name(script.relative_to(root).as_posix()): script}
+
+
+def _name(text: str) -> str:
+    # A file's name need not be UTF-8; what is written down must be.
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def root_of(script: Path) -> Path:
@@ -194,7 +199,7 @@ def _outside_name(module: ModuleType, path: Path) -> str:
         return ""
     if any(part.startswith(".") for part in path.parts[1:]):
         return ""
-    name = dotted.replace(".", "/")
+    name = _name(dotted.replace(".", "/"))
     return f"{name}/__init__.py" if path.name == "__init__.py" else f"{name}.py"
 
 

@@ -75,7 +75,7 @@ def plain_data(value: Any, path: str = "", depth: int = 0) -> Any:
 
 
 def _scalar(value: str | float | PurePath | datetime | date | time) -> Any:
-    if isinstance(value, str):
+    if isinstance(value, (str, PurePath)):
         return str(value).encode("utf-8", "backslashreplace").decode()
     if isinstance(value, int):
         return int(value)
@@ -83,7 +83,7 @@ def _scalar(value: str | float | PurePath | datetime | date | time) -> Any:
         if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
         return int(value) if value.is_integer() else float(value)
-    return str(value) if isinstance(value, PurePath) else value.isoformat()
+    return value.isoformat()
 
 
 def _mapping(value: Mapping[Any, Any], path: str, depth: int) -> dict[str, Any]:

@@ -151,12 +151,13 @@ def _work(one: Living, evidence: Evidence) -> str:
     """What a rank outside any collective is excused for; of one that reports no steps, work is all that is known."""
     rank, window_s = one.rank, evidence.window_s
     is_excused = _is_patient(rank, evidence)
-    if (is_excused or _tells_nothing(evidence)) and frames.is_busy(rank, window_s):
+    # Behind its last step it converts or copies its result, and nobody waits for it.
+    if (is_excused or rank.is_finished or _tells_nothing(evidence)) and frames.is_busy(rank, window_s):
         return f"is busy{_stack_text(one)}: {rank.cpu_delta_s:.2f} CPU seconds in {window_s:g} s"
+    if (is_excused or rank.is_finished) and frames.is_transferring(rank, window_s):
+        return f"reads or writes{_stack_text(one)}: {rank.io_delta} bytes in {window_s:g} s"
     if not is_excused:
         return ""
-    if frames.is_transferring(rank, window_s):
-        return f"reads or writes{_stack_text(one)}: {rank.io_delta} bytes in {window_s:g} s"
     if _is_briefly_in_kernel(one):
         return f"waits for a disk or a mount{_stack_text(one)} for {rank.state_s:.1f} s"
     if rank.disk_wait:

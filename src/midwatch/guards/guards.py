@@ -89,13 +89,13 @@ class Guards:
         self._take_updates(sample, found)
         self._take_ranks(sample, found)
         self._take_batch(sample, found)
-        findings = tuple(one for one in found if one is not None and one.kind not in self._off)
+        findings = tuple([one for one in found if one is not None and one.kind not in self._off])
         return Judgement(
             step=sample.step,
             findings=findings,
             is_anomalous=is_bad or is_high,
             is_impossible=is_bad,
-            is_outlier=is_outlier or any(one.tier != "note" for one in findings),
+            is_outlier=is_outlier or (bool(findings) and any(one.tier != "note" for one in findings)),
             z=self._spikes.z if "loss" in self._taken else None,
         )
 

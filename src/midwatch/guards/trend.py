@@ -8,11 +8,11 @@ deviation are kept. It looks back only, and costs a few microseconds a value.
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from typing import Any, Final
 
-from midwatch.guards.window import drop, middle
+from midwatch.guards.window import middle
 
 TO_SIGMA: Final = 1.4826
 """Turns the median distance from the middle into a standard deviation, where noise is normal."""
@@ -72,7 +72,9 @@ class Trend:
 
     def score(self, value: float) -> float | None:
         """How many scales the value lies above the trend; None before the trend is armed. Learns nothing."""
-        return (value - self.expect()) / self.scale if self.is_armed else None
+        if self._count < self._arm_after or len(self._values) < 2 * self._edge:
+            return None
+        return (value - self.expect()) / self.scale
 
     def learn(self, value: float, score: float | None) -> None:
         """Take a finite value into the history; ``score`` is what ``score`` said of it."""
@@ -116,21 +118,22 @@ class Trend:
 
     def _append(self, value: float) -> None:
         values, edge = self._values, self._edge
-        if len(values) == self._window:
-            drop(self._old, values.popleft())
-            insort(self._old, values[edge - 1])
-        elif len(values) < edge:
-            insort(self._old, value)
-        if len(values) >= edge:
-            drop(self._new, values[-edge])
-        insort(self._new, value)
+        old, new, size = self._old, self._new, len(values)
+        if size == self._window:
+            del old[bisect_left(old, values.popleft())]
+            insort(old, values[edge - 1])
+        elif size < edge:
+            insort(old, value)
+        if size >= edge:
+            del new[bisect_left(new, values[-edge])]
+        insort(new, value)
         values.append(value)
 
     def _fit(self) -> None:
         old, edge = middle(self._old), self._edge
         slope = (middle(self._new) - old) / (len(self._values) - edge)
         begin = old - slope * (edge - 1) / 2
-        distances = sorted([abs(value - begin - slope * at) for at, value in enumerate(self._values)])
+        distances = sorted(map(abs, [value - begin - slope * at for at, value in enumerate(self._values)]))
         self.scale = max(self._floor, TO_SIGMA * middle(distances))
         self._since_fit = 0
 

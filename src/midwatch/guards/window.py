@@ -13,11 +13,6 @@ def middle(ordered: list[float]) -> float:
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
-def drop(ordered: list[float], value: float) -> None:
-    """Remove one value that is there."""
-    del ordered[bisect_left(ordered, value)]
-
-
 class RollingMedian:
     """The median of the last ``size`` values."""
 
@@ -28,7 +23,7 @@ class RollingMedian:
 
     def add(self, value: float) -> None:
         if len(self.values) == self.size:
-            drop(self._ordered, self.values.popleft())
+            del self._ordered[bisect_left(self._ordered, self.values.popleft())]
         self.values.append(value)
         insort(self._ordered, value)
 

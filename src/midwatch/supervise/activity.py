@@ -50,11 +50,11 @@ def _tree(pid: int) -> Iterator[int]:
         one = todo.pop()
         seen += 1
         yield one
-        todo.extend(_children(one))
+        todo.extend(children(one))
 
 
-def _children(pid: int) -> list[int]:
-    """From the lists that the kernel keeps: walking all of ``/proc`` would cost more than it tells."""
+def children(pid: int) -> list[int]:
+    """Direct ones, from the lists that the kernel keeps: walking all of ``/proc`` would cost more than it tells."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.scandir(f"/proc/{pid}/task"):
@@ -88,15 +88,15 @@ def _io_bytes(pid: int) -> int:
         return 0
 
 
-def waits_for_disk(pid: int) -> bool:
-    """A thread or a child is in the kernel for a disk or a mount at this moment; the main thread itself is left out.
+def waits_for_disk(pid: int, main: int) -> bool:
+    """A thread or a child is in the kernel for a disk or a mount at this moment; the thread ``main`` is left out.
 
     A thread that flushes a checkpoint or a loader of data moves no byte meanwhile, and takes no time.
     """
     for one in _tree(pid):
         with contextlib.suppress(OSError):
             for thread in os.scandir(f"/proc/{one}/task"):
-                if thread.name != str(pid) and _state(thread.path) == b"D":
+                if thread.name != str(main) and _state(thread.path) == b"D":
                     return True
     return False
 

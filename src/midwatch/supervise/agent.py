@@ -218,7 +218,10 @@ class Agent:
     async def _mind_silence(self) -> None:
         """While an answer is still waited for: the launcher decides what it means, and another node may host by now."""
         while True:
+            began = time.monotonic()
             await asyncio.sleep(_MIND_S)
+            if time.monotonic() - began > _MIND_S + LAG_S:
+                continue  # we did not run ourselves; ``_watch`` forgives that
             unheard_s = time.monotonic() - self._heard
             if unheard_s > self._report_s + _UNHEARD_S:
                 self._console.send("unreached", seconds=unheard_s)

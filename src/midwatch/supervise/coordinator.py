@@ -15,28 +15,25 @@ import signal
 import socket
 import sys
 import time
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from aiohttp import web
 
 from midwatch.cluster import Topology
 from midwatch.core import SYSTEM_CLOCK, FencedError, MidwatchError, StorageError, boot_id
 from midwatch.faults.types import Evidence
-from midwatch.storage import write_json_atomic
-from midwatch.supervise.address import BACKLOG
 from midwatch.supervise.attention import BEAT_S, Attention
 from midwatch.supervise.carry import Carrier
 from midwatch.supervise.chat import Console, open_stdin, read_lines
 from midwatch.supervise.collecting import Collector, calm
+from midwatch.supervise.crowd import Crowd
 from midwatch.supervise.decide import RunFacts, Supervisor
-from midwatch.supervise.door import Door
+from midwatch.supervise.domains import ask_topology
 from midwatch.supervise.failover import disown, read_holder
 from midwatch.supervise.gathering import Gathering
-from midwatch.supervise.isolating import scheduler
-from midwatch.supervise.members import Member, Members, pace_s
+from midwatch.supervise.members import Member, Members
 from midwatch.supervise.messages import (
     Event,
     EvidenceGathered,
@@ -54,22 +51,13 @@ from midwatch.supervise.messages import (
 )
 from midwatch.supervise.probing import ProbeRound
 from midwatch.supervise.recall import last_host, ledger_of, recall
-from midwatch.supervise.service import Service
+from midwatch.supervise.serving import open_door, publish
+from midwatch.supervise.silence import Silence
 from midwatch.supervise.specs import CoordinatorSpec
-from midwatch.supervise.tls import server_context
-from midwatch.supervise.wire import Endpoint
 
 TICK_S: Final = 1.0
 _LAG_S: Final = 2.0
 """So much missed at once means that we did not run at all, and another node may have taken over."""
-_ASK_AGAIN_S: Final = (10.0, 60.0, 300.0)
-"""A scheduler that does not answer is overloaded or being restarted."""
-_HUNG_UP_S: Final = 1.5
-"""From a broken connection to a lost agent; one that lives asks again after 0.05 s."""
-_GONE_S: Final = 3.0
-"""The same where nobody else hurries: a whole node that died (its kernel closes what it had open) is not waited for as
-long as one that is silent, and an agent that starts anew on it mostly comes within this."""
-_LAST_WORDS_NS: Final = 300_000_000
 _SETTLE_S: Final = 5.0
 """At the end: for the agents to fetch their last order and for the last incident to be written."""
 _log: Final = logging.getLogger("midwatch.coordinator")
@@ -101,9 +89,8 @@ class Coordinator:
         self._supervisor = self._supervise(facts, is_ours=is_ours)
         self._carrier.tell_stories(lambda cause: tuple(str(chapter) for chapter in self._supervisor.story(cause)))
         self._number = itertools.count(1)
-        self._crowd: list[Event] = []
-        """Came in this turn of the loop, and is fed with the next."""
-        self._crowd_fed: asyncio.Future[None] | None = None
+        self._crowd = Crowd(self._feed_all)
+        self._silence = Silence(self.members, self.attention, spec.rules, self._doubt, self._lose_all)
         self.over = asyncio.Event()
 
     def _supervise(self, facts: RunFacts, *, is_ours: bool) -> Supervisor:
@@ -154,6 +141,11 @@ class Coordinator:
     def probing(self) -> ProbeRound | None:
         return self._carrier.probing
 
+    @property
+    def is_over(self) -> bool:
+        """The core has said its last word."""
+        return self.over.is_set()
+
     def why_out(self, member: Member) -> str:
         """Why this machine gets no ranks, from what earlier jobs left in writing."""
         return self._carrier.isolation.why_out(member)
@@ -164,31 +156,18 @@ class Coordinator:
 
     def feed(self, event: Event) -> None:
         """Let the core decide about one event, and do what it says; what is written of it is durable afterwards."""
-        self._feed_crowd()
-        with self._carrier.together():
-            self._feed(event)
+        self._crowd.flush()
+        self._feed_all([event])
 
     async def feed_with_others(self, *events: Event) -> None:
         """The same for what comes in crowds: all that came in the same turn of the loop is made durable by one sync."""
-        self._crowd.extend(events)
         self._collector.has_grown(time.monotonic())
-        if self._crowd_fed is None:
-            loop = asyncio.get_running_loop()
-            self._crowd_fed = loop.create_future()
-            loop.call_soon(self._feed_crowd)
-        await asyncio.shield(self._crowd_fed)
+        await self._crowd.wait(events)
 
-    def _feed_crowd(self) -> None:
-        events, self._crowd = self._crowd, []
-        fed, self._crowd_fed = self._crowd_fed, None
-        if fed is None:
-            return
-        try:
-            with self._carrier.together():
-                for event in events:
-                    self._feed(event)
-        finally:
-            fed.set_result(None)
+    def _feed_all(self, events: Sequence[Event]) -> None:
+        with self._carrier.together():
+            for event in events:
+                self._feed(event)
 
     def _feed(self, event: Event) -> None:
         if self.over.is_set():
@@ -260,7 +239,7 @@ class Coordinator:
                 self._look_at_seat()
             if time.monotonic() - ticked >= TICK_S:
                 ticked = time.monotonic()
-                self._look_for_silence()
+                self._silence.look()
                 self._tick()
                 self._collector.look(ticked)
 
@@ -271,26 +250,13 @@ class Coordinator:
             _log.warning("another node hosts this run now: giving way")
             os._exit(0)
 
-    def _look_for_silence(self) -> None:
-        timeout_s, now_ns = self._spec.rules.watch.agent_timeout_s, self.attention.listened_ns()
-        oldest_ns = now_ns - timeout_s * 1e9
-        doubtful_ns = now_ns - max(timeout_s / 2, 1.5 * pace_s(self.members.live_count)) * 1e9
-        silent: list[str] = []
-        for member in self.members.live:
-            if member.heard_ns < oldest_ns:
-                silent.append(member.join.agent)
-            elif member.heard_ns < doubtful_ns:
-                self._doubt(member)
-        if silent:
-            with self._carrier.together():
-                for agent in silent:
-                    self.lose(agent)
-
     def _doubt(self, member: Member) -> None:
-        """Not lost yet; but where a spare is, it may be looked at meanwhile."""
-        if not member.is_doubted and self._spec.rules.max_nodes > self._spec.nnodes:
-            member.is_doubted = True
-            self.feed(NodeSilent(cause=self._cause("silent"), now_ns=time.monotonic_ns(), node=member.name))
+        self.feed(NodeSilent(cause=self._cause("silent"), now_ns=time.monotonic_ns(), node=member.name))
+
+    def _lose_all(self, agents: Sequence[str]) -> None:
+        with self._carrier.together():
+            for agent in agents:
+                self.lose(agent)
 
     def lose(self, agent: str) -> None:
         """An agent is gone: silent for too long, or its launcher saw it end."""
@@ -303,20 +269,9 @@ class Coordinator:
             self.gathering.drop(member.name)
 
     def hung_up(self, member: Member) -> None:
-        """Its connection broke: the other end closed it, so the way there is free, and an agent that lives is heard
-        again at once. With another launcher around us, which ends all for the loss of one, there is no time at all.
-        """
-        if not self.over.is_set() and not member.is_lost:
-            self._doubt(member)
-        is_adopted = self._spec.rules.is_adopted
-        patience_s = _HUNG_UP_S if is_adopted else _GONE_S * pace_s(self.members.live_count)
-        self.attention.later(patience_s, partial(self._lose_if_silent, member, self.attention.listened_ns()))
-
-    def _lose_if_silent(self, member: Member, since_ns: int) -> None:
-        # Its last words may have lain in another connection.
-        is_silent = member.polls == 0 and member.heard_ns < since_ns + _LAST_WORDS_NS
-        if is_silent and not self.over.is_set():
-            self.lose(member.join.agent)
+        """Its connection broke."""
+        if not self.over.is_set():
+            self._silence.hung_up(member)
 
     def request_stop(self, reason: str) -> None:
         self.feed(StopRequested(cause=self._cause("stop"), now_ns=time.monotonic_ns(), reason=reason))
@@ -361,21 +316,10 @@ class Coordinator:
 
     def publish(self) -> None:
         """Say in the run folder where we listen."""
-        endpoint = Endpoint(
-            host=self._spec.host,
-            port=self._port,
-            pid=os.getpid(),
-            attempt=self.attempt,
-            hostname=socket.gethostname(),
-            session=self.session,
-            run=self._spec.carry.run,
-            certificate=self._spec.certificate,
-        )
-        path = Path(self._spec.carry.run_dir) / "supervisor" / "coordinator.json"
         try:
-            write_json_atomic(path, msgspec.to_builtins(endpoint))
+            publish(self._spec, self._port, session=self.session, attempt=self.attempt)
         except (OSError, StorageError) as error:
-            self._carrier.say(f"cannot write {path}: {error}", "error")
+            self._carrier.say(f"cannot say in the run folder where the coordinator is: {error}", "error")
 
     # --- the end -----------------------------------------------------------------------------------------------
 
@@ -416,35 +360,13 @@ async def _serve() -> int:
     spec = msgspec.json.decode(await lines.readline(), type=CoordinatorSpec)
     listener = socket.socket(fileno=spec.socket_fd)
     coordinator = Coordinator(spec, Console(sys.stdout), listener.getsockname()[1])
-    door = Door(bytes.fromhex(spec.token), coordinator.session, spec.carry.run, lambda: coordinator.attempt)
-    timeout_s = spec.rules.watch.agent_timeout_s
-    factor = spec.rules.watch.detect.straggler_factor
-    service = Service(
-        spec.carry.run,
-        coordinator.members,
-        coordinator,
-        agent_timeout_s=timeout_s,
-        straggler_factor=factor,
-        listened_ns=coordinator.attention.listened_ns,
-    )
-    service.open(door)
-    runner = web.AppRunner(
-        door.app,
-        access_log=None,
-        handle_signals=False,
-        shutdown_timeout=0.05,
-        # Whoever hangs up is noticed at once.
-        handler_cancellation=True,
-    )
-    await runner.setup()
-    context = server_context(spec.secure) if spec.certificate else None
-    await web.SockSite(runner, listener, ssl_context=context, backlog=BACKLOG).start()
+    runner = await open_door(spec, coordinator, listener)
     coordinator.publish()
     tasks = [asyncio.create_task(coordinator.keep_time()), asyncio.create_task(_listen(lines, coordinator))]
     for task in tasks:
         task.add_done_callback(_die_with)
     if not spec.rules.topology and spec.rules.max_nodes > 1:
-        tasks.append(asyncio.create_task(_ask_topology(coordinator)))
+        tasks.append(asyncio.create_task(ask_topology(coordinator.learn)))
     await coordinator.over.wait()
     await coordinator.end()
     for task in tasks:
@@ -458,24 +380,6 @@ def _die_with(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.error("the coordinator breaks off", exc_info=error)
         os._exit(70)
-
-
-async def _ask_topology(coordinator: Coordinator) -> None:
-    """Which nodes hang together, if the scheduler knows. It may be slow or down when we start, and nobody waits for it:
-    before the first fault the answer is not needed.
-    """
-    for pause_s in (*_ASK_AGAIN_S, None):
-        try:
-            topology = await scheduler().topology()
-        except MidwatchError as error:
-            _log.warning("the scheduler's topology is not used: %s", error.message)
-            return
-        if topology is not None:
-            coordinator.learn(topology)
-            return
-        if pause_s is not None:
-            await asyncio.sleep(pause_s)
-    _log.warning("the scheduler does not tell which nodes hang together: faults are not traced to switches")
 
 
 async def _listen(lines: asyncio.StreamReader, coordinator: Coordinator) -> None:

@@ -60,9 +60,10 @@ class KernelLog:
 
 
 def _on_kernel_clock(mono_ns: int) -> int:
-    """The kernel stamps its lines by a clock that nobody corrects: after weeks the two are minutes apart."""
+    """The kernel may stamp its lines by a clock that nobody corrects; after weeks it is minutes away from ours. Which
+    one it is cannot be asked for, so the earlier time is taken."""
     raw_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
-    return raw_ns - (time.monotonic_ns() - mono_ns)
+    return min(mono_ns, raw_ns - (time.monotonic_ns() - mono_ns))
 
 
 def _parse(record: bytes, since_us: int) -> str:

@@ -222,18 +222,21 @@ class Launcher:
 
     def _take_over(self, seat: FolderLock) -> None:
         ended = how_it_ended(self._plan.paths.run_dir)
-        if ended is not None:
+        if ended is not None and self._agent_id:
             seat.release()
             self._finish(ended)
             return
         try:
-            self._host = Host(self._plan, seat, takes_over=True, is_seized=self._vigil.is_seized)
+            # A run that ended before we had joined it was the one before ours.
+            takes_over = ended is None
+            self._host = Host(self._plan, seat, takes_over=takes_over, is_seized=self._vigil.is_seized)
         except (MidwatchError, OSError) as error:
             # The seat is free again: for another node, or for us at the next look.
             self._say(f"cannot take over the coordinator: {error}", "error")
             return
         how = "does not answer any more" if self._vigil.is_seized else "is gone"
-        self._say(f"the node that hosted the coordinator {how}; this node takes over", "warning")
+        if takes_over:
+            self._say(f"the node that hosted the coordinator {how}; this node takes over", "warning")
         with self._starting("coordinator"):
             self._start_coordinator()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -23,49 +22,17 @@ from midwatch.supervise.kernel import OomCount
 from midwatch.supervise.lessons import Lessons
 from midwatch.supervise.logcap import LogCap
 from midwatch.supervise.procs import SHM, read_stat, sweep_shm
+from midwatch.supervise.rank_proc import RankProc
 from midwatch.supervise.sample import RankView
 from midwatch.supervise.spawn import NodeSetup, log_paths, open_output, rank_environment, start_rank
-from midwatch.supervise.stragglers import OwnTime
 from midwatch.supervise.waiting import ExitWatch
-from midwatch.supervise.warm import ForkedRank, Parked
+from midwatch.supervise.warm import Parked
 from midwatch.supervise.watch import RankWatch
 from midwatch.supervise.wire import Exited, Fact, RankStatus, StartRanks, Suspected, Warned
 from midwatch.supervise.zero_code import Look, StandstillWatch, main_thread_ns
 
 _NOT_STARTED: Final = 127
 """The shell's code for "command not found": reported when a rank could not even be executed."""
-
-
-class RankProc:
-    """One rank: its process, its files, its watch, and how it ended."""
-
-    def __init__(self, rank: int, local_rank: int, files: tuple[Path, Path, Path], watch: RankWatch) -> None:
-        self.rank = rank
-        self.local_rank = local_rank
-        self.out, self.err, self.error = files
-        self.watch = watch
-        self.is_idle = False
-        """Without a beat: was found standing still with all others, and none of them has moved since."""
-        self.own_time = OwnTime()
-        self.process: subprocess.Popen[bytes] | ForkedRank | None = None
-        self.exit_watch: ExitWatch | None = None
-        self.exited: Exited | None = None
-        self.signalled_by_us = False
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid if self.process else 0
-
-    @property
-    def is_alive(self) -> bool:
-        return self.process is not None and self.exited is None
-
-    def signal(self, number: signal.Signals) -> None:
-        """Signal the rank itself, not its session: data loaders must survive a SIGTERM so that it can save."""
-        # poll: a rank that ended by itself a moment ago was not torn down by us.
-        if self.is_alive and self.process is not None and self.process.poll() is None:
-            self.signalled_by_us = True
-            self.process.send_signal(number)
 
 
 class LocalAttempt:
@@ -195,13 +162,15 @@ class LocalAttempt:
         for proc in self.ranks:
             if not proc.is_alive or self.is_stopping:
                 continue
-            stat, slot = read_stat(proc.pid), self.slot(proc)
+            slot = self.slot(proc)
+            pid = proc.worker.pid(proc.pid, slot.pid, now_ns)
+            stat = read_stat(pid)
             self._recall(slot)
             for fact in proc.watch.feed(slot, stat.state if stat else "?", now_ns):
                 self._tell(fact)
-            ran_ns, queued_ns = main_thread_ns(proc.pid)
+            ran_ns, queued_ns = main_thread_ns(pid)
             proc.own_time.feed(slot, ran_ns, now_ns)
-            looks[proc.rank] = Look(ran_ns, _written(proc), stat.state if stat else "?", queued_ns)
+            looks[proc.rank] = Look(ran_ns, proc.written, stat.state if stat else "?", queued_ns)
         # Behind the recall: which groups are trusted is known by then.
         self._compare_counts()
         if looks:
@@ -353,7 +322,8 @@ class LocalAttempt:
         env = self.environment(proc)
         return RankView(
             rank=proc.rank,
-            pid=proc.pid,
+            pid=proc.worker.last or proc.pid,
+            root=proc.pid,
             slot=self.slot(proc),
             exit_code=proc.exited.exit_code if proc.exited else None,
             exit_mono_ns=proc.exited.mono_ns if proc.exited else None,
@@ -369,14 +339,6 @@ class LocalAttempt:
             state_s=proc.watch.state_s(time.monotonic_ns()),
             stands_still=self._standstill.stands_still(proc.rank, time.monotonic_ns()),
         )
-
-
-def _written(proc: RankProc) -> int:
-    total = 0
-    for path in (proc.out, proc.err):
-        with contextlib.suppress(OSError):
-            total += path.stat().st_size
-    return total
 
 
 def _status(proc: RankProc, slot: Slot, now_ns: int, counts: tuple[CollectiveCount, ...]) -> RankStatus:

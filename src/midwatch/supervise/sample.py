@@ -47,6 +47,9 @@ class RankView(msgspec.Struct, kw_only=True):
 
     rank: int
     pid: int
+    """Of who does the work."""
+    root: int
+    """Of who was started for it: the same, or a shell around it."""
     slot: Slot
     exit_code: int | None
     exit_mono_ns: int | None
@@ -146,7 +149,7 @@ class Sampler:
         return {view.rank: look for view, look in zip(views, looks, strict=True)}
 
     async def _look(self, view: RankView, end: float, *, has_stacks: bool) -> _Look:
-        stat = read_stat(view.pid) if view.exit_code is None else None
+        stat = read_stat(view.pid) or read_stat(view.root) if view.exit_code is None else None
         if stat is None or stat.state in "ZX":
             return _Look(slot=view.slot, state=stat.state if stat else "X")
         wchan = _read_text(Path(f"/proc/{view.pid}/wchan"))
@@ -154,8 +157,8 @@ class Sampler:
         return _Look(
             slot=view.slot,
             state=stat.state if stat.state in "RSDTZXI" else "?",
-            done=activity(view.pid),
-            disk_wait=waits_for_disk(view.pid) or any(is_fetching(stack) for stack in stacks.others),
+            done=activity(view.root),
+            disk_wait=waits_for_disk(view.root, view.pid) or any(is_fetching(stack) for stack in stacks.others),
             wchan=wchan if wchan != "0" else "",
             stack=stacks.main,
             remark=remark,
@@ -236,7 +239,7 @@ def _evidence(node: str, view: RankView, looks: Sequence[_Look], oom: set[int]) 
         stacks=tuple(look.stack for look in looks if look.stack),
         stderr_tail=read_tail(view.err_path, has_failed=view.exit_code not in (None, 0)),
         error_file=read_error_file(view.error_path),
-        oom_killed=is_killed and (view.pid in oom or view.is_oom_counted),
+        oom_killed=is_killed and (not oom.isdisjoint((view.pid, view.root)) or view.is_oom_counted),
         is_oom_counted=view.is_oom_counted,
         disk_wait=has_two and first.disk_wait and last.disk_wait,
         counts=view.counts,

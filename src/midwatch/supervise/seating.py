@@ -75,6 +75,19 @@ async def _join(plan: Plan, say: Say, tee: Mode, out: int) -> Result:
     # Only a joining node talks to the coordinator by itself, so only it pays for the network stack.
     from midwatch.supervise.joining import find_coordinator
 
-    found = await find_coordinator(plan.paths.run_dir, plan.request.config.restart.join_timeout_s)
+    timeout_s = plan.request.config.restart.join_timeout_s
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            found = await find_coordinator(plan.paths.run_dir, min(_SEEK_S[1], timeout_s))
+            break
+        except SuperviseError as error:
+            if time.monotonic() > end:
+                what = f"no coordinator to join within {timeout_s:g} s: {error.__cause__ or error.message}"
+                raise SuperviseError("SV106", what) from error
+        # Whoever had it when we came may have been of a run that was just ending.
+        seat = FolderLock.take(plan.paths.supervisor_dir, plan.tag)
+        if seat is not None:
+            return await _host(plan, seat, say, tee, out)
     say(f"joining the run hosted on {found.hostname}", "info")
     return await Launcher(plan, None, say, tee, out).run(found.url, found.token, found.run, found.certificate)

@@ -14,7 +14,7 @@ from midwatch.core import ProtocolError, SuperviseError
 from midwatch.supervise.door import Door
 from midwatch.supervise.fleet_counts import FleetCounts
 from midwatch.supervise.gathering import Gathering
-from midwatch.supervise.members import Member, Members, pace_s
+from midwatch.supervise.members import Member, Members, NotYet, pace_s
 from midwatch.supervise.messages import (
     Event,
     HoldRequested,
@@ -56,6 +56,8 @@ class Mind(Protocol):
     def gathering(self) -> Gathering | None: ...
     @property
     def probing(self) -> ProbeRound | None: ...
+    @property
+    def is_over(self) -> bool: ...
     def why_out(self, member: Member) -> str: ...
     def incidents(self, member: Member) -> int: ...
     def hung_up(self, member: Member) -> None: ...
@@ -101,6 +103,9 @@ class Service:
 
     async def _join(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
         join = _JOIN.decode(body)
+        if self._mind.is_over and self._members.get(join.agent) is None:
+            # It means the next run in this folder, and came while this one ends.
+            raise NotYet
         member, is_new = self._members.admit(join, self._listened_ns())
         self._agents[_process(envelope)] = join.agent
         if is_new:

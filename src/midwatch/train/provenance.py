@@ -27,8 +27,8 @@ from midwatch.audit import (
     write_texts,
 )
 from midwatch.checkpoint import Identity
-from midwatch.config import inherited_environment, redact_environment
-from midwatch.core import Provenance, Recorder, StorageError
+from midwatch.config import inherited_environment, plain_data, redact_environment
+from midwatch.core import MidwatchError, Provenance, Recorder
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class ProvenanceKeeper:
         self.code = early.code
         self.code.look()
         self.provenance: Provenance = collect_provenance(facts, self.code, early.git)
-        self._keep_record(self.provenance)
+        _quietly(lambda: self._keep_record(self.provenance))
         self._behind(self._keep_texts())
 
     def look_again(self, step: int, recorder: Recorder) -> list[str]:
@@ -59,12 +59,17 @@ class ProvenanceKeeper:
         # Git may have answered since the books were opened.
         state = code_state(self.code, self._early.git, step) if new or is_first else self.provenance.code
         self.provenance = msgspec.structs.replace(self.provenance, code=msgspec.structs.replace(state, step=step))
-        if new:
-            facts: dict[str, Any] = {"code_hash": state.hash, "files": state.count}
+        now = self.provenance
+
+        def tell() -> None:
+            facts: dict[str, Any] = {"code_hash": now.code.hash, "files": now.code.count}
             recorder.record("run.code_seen", step=step, new=new[:_NAMED], new_files=len(new), **facts)
-        if new or is_first:
-            now = self.provenance
-            self._behind(lambda: self._keep_record(now), self._keep_texts() if new else None)
+
+        # Each of these waits for the disk.
+        if new:
+            self._behind(tell, lambda: self._keep_record(now), self._keep_texts())
+        elif is_first:
+            self._behind(lambda: self._keep_record(now))
         return new
 
     def summary(self) -> dict[str, Any]:
@@ -94,13 +99,13 @@ class ProvenanceKeeper:
             run=me.run,
             attempt=me.attempt,
             provenance=provenance,
-            project="" if self.code.entry is None else str(self.code.entry.parent),
-            environment=redact_environment(inherited_environment()),
+            project="" if self.code.entry is None else plain_data(self.code.entry.parent),
+            environment=plain_data(redact_environment(inherited_environment())),
             packages=self._early.packages,
             diff=git.diff if self._keeps_text else "",
             is_diff_cut=git.is_diff_cut and self._keeps_text,
         )
-        _quietly(lambda: write_record(self._run_dir, record))
+        write_record(self._run_dir, record)
 
     def _keep_texts(self) -> Callable[[], None] | None:
         """The work of writing the files' text as they are now; None where it is not to be kept."""
@@ -109,8 +114,7 @@ class ProvenanceKeeper:
         code_hash, sources = self.code.hash, self.code.sources()
 
         def keep() -> None:
-            texts = CodeTexts(hash=code_hash, texts=shown_texts(sources))
-            _quietly(lambda: write_texts(self._run_dir, texts))
+            write_texts(self._run_dir, CodeTexts(hash=code_hash, texts=shown_texts(sources)))
 
         return keep
 
@@ -121,7 +125,7 @@ class ProvenanceKeeper:
             if before is not None:
                 before.join()
             for item in todo:
-                item()
+                _quietly(item)
 
         if todo:
             self._thread = threading.Thread(target=run, name="midwatch-provenance", daemon=True)
@@ -132,5 +136,5 @@ def _quietly(write: Callable[[], object]) -> None:
     """A help for people that cannot be written must not end a training."""
     try:
         write()
-    except (OSError, StorageError) as error:
+    except (OSError, MidwatchError, ValueError) as error:
         _log.warning("what this attempt runs is not fully on record: %s", error)

@@ -14,6 +14,7 @@ import msgspec
 import torch
 from torch.cuda import nccl
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from midwatch.audit import library_versions
 from midwatch.core import Recorder, changed_values, changes_text
@@ -42,7 +43,7 @@ def observed_facts(tracked: Mapping[str, Any]) -> dict[str, Any]:
         if (part := tracked.get(name)) is not None:
             facts[name] = {"class": type(part).__name__}
     if isinstance(model := tracked.get("model"), torch.nn.Module):
-        parameters = list(model.parameters())
+        parameters = [parameter for parameter in model.parameters() if not is_lazy(parameter)]
         facts["model"]["parameters"] = sum(parameter.numel() for parameter in parameters)
         facts["model"]["dtypes"] = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters})
     if (optimizer := tracked.get("optimizer")) is not None:

@@ -45,6 +45,7 @@ class Curve:
         self._file = TextFile(path)
         self._delimiter, self.columns = self._header()
         self._is_decimal_comma = self._delimiter == ";"
+        self._metrics_at = [(what, index) for what, index in self.columns.at.items() if what not in PLACES]
         self._is_known = False
         self.oddities: Counter[str] = Counter()
         """What was passed over, by what it is; filled by ``rows`` and ``sample``."""
@@ -116,11 +117,9 @@ class Curve:
 
     def sample(self, row: Row) -> Sample:
         """The numbers of a row."""
-        at, by_rank, cells = self.columns.at, self.columns.by_rank, row.cells
+        by_rank, cells = self.columns.by_rank, row.cells
         values: dict[str, Any] = {}
-        for what, index in at.items():
-            if what in PLACES:
-                continue
+        for what, index in self._metrics_at:
             value = self._number(cells[index]) if index < len(cells) else None
             if value is not None:
                 values[what] = value

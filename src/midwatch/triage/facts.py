@@ -34,8 +34,8 @@ class ScheduleFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """The file given with ``--facts``. Keys that are not known here are passed over."""
 
-    schedule: ScheduleFacts = ScheduleFacts()
-    resumes: tuple[int, ...] = ()
+    schedule: ScheduleFacts | None = None
+    resumes: tuple[int, ...] | None = None
     """The first step after each resume."""
     world_size: int | None = None
     max_grad_norm: float | None = None
@@ -48,7 +48,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     def guards(self) -> GuardsConfig:
         """The settings for the guards: the defaults, and the plan."""
-        plan = self.schedule
+        plan = self.schedule or ScheduleFacts()
         kind = _KINDS.get((plan.kind or "").lower(), "unknown")
         return GuardsConfig(
             schedule=ScheduleConfig(
@@ -75,6 +75,6 @@ def read_facts(path: Path) -> Facts:
     if len(data) > MAX_BYTES:
         raise TriageError("TR103", f"{path}: larger than 1 MiB, not a file of facts", path=str(path))
     try:
-        return msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"), type=Facts)
+        return msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"), type=Facts, strict=False)
     except UNREADABLE as error:
         raise TriageError("TR103", f"{path}: {error}", path=str(path)) from error

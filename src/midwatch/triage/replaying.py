@@ -78,7 +78,7 @@ class _Replay:
             step = live.row.step
             if live.is_new_run:
                 self._guards = self._new_guards()
-                self._resumes = sorted(at for at in self._facts.resumes if at >= step)
+                self._resumes = sorted(at for at in self._facts.resumes or () if at >= step)
             self._resume(step, is_resumed=live.is_resumed)
             sample = curve.sample(live.row)
             judgement = self._guards.observe(sample)

@@ -18,7 +18,8 @@ from typing import Final
 import msgspec
 
 from midwatch.audit.exporters.sink import Outgoing, Sink, SinkAwayError, SinkRefusedError
-from midwatch.audit.journal import JournalFile, Record, decode_journal_line, journal_files
+from midwatch.audit.journal import Record, decode_journal_line
+from midwatch.audit.journals import JournalFile, journal_files
 from midwatch.audit.runfile import read_run
 from midwatch.audit.tail import opened, proof_of, read_lines
 from midwatch.core import SYSTEM_CLOCK, Clock, StorageError

@@ -9,11 +9,8 @@ import msgspec
 
 from midwatch.audit.importers.mixed import Mixture
 from midwatch.audit.importers.output import JournalOutput
-from midwatch.audit.importers.rows import Notes, Row
+from midwatch.audit.importers.rows import MOST_METRICS, Notes, Row
 from midwatch.core import MetricsError
-
-MOST_METRICS = 20_000
-"""Names beyond this are none: a column or tag was made for each step."""
 
 
 class Attempt(msgspec.Struct):

@@ -1,6 +1,6 @@
-"""Foreign files into a run folder: read through, written beside the journals, and moved into place at the end.
+"""Foreign files into a run folder: read through, written beside the journals, and put in place at the end.
 
-If we die before the end, ``metrics/`` is as it was, and a hidden folder is left that the next import removes.
+If we die before the end, the run's metrics are as they were, and a hidden folder is left that the next import removes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from midwatch.audit.importers.attempts import Attempt, Attempts
 from midwatch.audit.importers.detect import expanded, format_of, reader_of
 from midwatch.audit.importers.output import JournalOutput
 from midwatch.audit.importers.rows import Notes, Row
-from midwatch.audit.journal import Start, decode_journal_line, journal_files
+from midwatch.audit.journal import Start, decode_journal_line
+from midwatch.audit.journals import finish_import, journal_files, put_in_place
 from midwatch.audit.runfile import ensure_run
-from midwatch.core import MetricsError, StorageError
+from midwatch.core import MetricsError
 from midwatch.storage import as_storage_error, locked, ops
 
 MOST_OPEN: Final = 200
@@ -85,7 +86,7 @@ def import_metrics(
                 run = ensure_run(run_dir, name=paths[0].name).run
                 attempts = Attempts(JournalOutput(folder, run, _source(files)), notes)
                 found = _read(files, attempts, notes, step_column)
-                _move(folder, run_dir / "metrics", _make_room(run_dir, is_replacing))
+                put_in_place(folder, run_dir, _make_room(run_dir, is_replacing))
     except OSError as error:
         raise as_storage_error(error, "the import was broken off") from error
     return Imported(
@@ -176,6 +177,7 @@ def _workplace(run_dir: Path) -> Generator[Path]:
     metrics = run_dir / "metrics"
     with locked(metrics / _HIDDEN):
         folder = metrics / f"{_HIDDEN}-{os.getpid()}"
+        finish_import(run_dir)
         for left in metrics.glob(f"{_HIDDEN}-*"):
             ops.remove_tree(left)
         ops.mkdir(folder)
@@ -183,16 +185,3 @@ def _workplace(run_dir: Path) -> Generator[Path]:
             yield folder
         finally:
             ops.remove_tree(folder)
-
-
-def _move(folder: Path, metrics: Path, old: list[Path]) -> None:
-    new = sorted(folder.iterdir())
-    if not new:
-        raise StorageError("ST103", f"nothing was written into {folder}", path=str(folder))
-    names = {path.name for path in new}
-    for path in new:
-        ops.rename(path, metrics / path.name)
-    for path in old:
-        if path.name not in names:
-            ops.unlink(path)
-    ops.fsync_dir(metrics)

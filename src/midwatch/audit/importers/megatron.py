@@ -19,11 +19,6 @@ from midwatch.audit.importers.rows import Notes, Row
 
 ITERATION: Final = re.compile(r"\biteration\s+(\d{1,18})\s*/\s*\d+\s*\|")
 _VALIDATION: Final = re.compile(r"(validation|test) loss at iteration (\d{1,18})\b([^|]*)\|")
-_FIELD: Final = re.compile(
-    r"\s*([^|:]+?)(?:\s*:\s*|\s+)([-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf(?:inity)?))\s*\|", re.IGNORECASE
-)
-"""GPT-like relatives leave the colon out."""
-
 NAMES: Final = {
     "lm loss": "loss",
     "grad norm": "grad_norm",
@@ -87,10 +82,14 @@ def _values_before(text: str) -> dict[str, float]:
 
 
 def _fields(body: str) -> Iterator[tuple[str, float]]:
-    for name, text in _FIELD.findall(body):
+    """Name and number of each field that is closed by a bar; some relatives leave the colon out."""
+    for field in body.split("|")[:-1]:
+        name, colon, text = field.rpartition(":")
+        if not colon:
+            name, _, text = field.strip().rpartition(" ")
         number = number_of(text)
-        if number is not None:
-            yield name, number
+        if name.strip() and number is not None:
+            yield name.strip(), number
 
 
 def _validation_name(key: str, prefix: str) -> str:

@@ -10,6 +10,9 @@ _NUMBER: Final = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[+-]
 _TIME: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
+_LONGEST: Final = 400
+"""Digits of the largest number that a float holds, and some; it takes long to convert a million."""
+
 MISSING: Final = frozenset(("", "none", "null", "na", "n/a", "-", "<na>"))
 """Cells that say that there is no value; ``nan`` is a value."""
 
@@ -17,7 +20,7 @@ MISSING: Final = frozenset(("", "none", "null", "na", "n/a", "-", "<na>"))
 def number_of(text: str) -> float | None:
     """A number, NaN and infinity included; None for anything else. ``1_000`` and ``0x1f`` are none."""
     text = text.strip()
-    return float(text) if _NUMBER.fullmatch(text) else None
+    return float(text) if len(text) <= _LONGEST and _NUMBER.fullmatch(text) else None
 
 
 def step_of(text: str) -> int | None:

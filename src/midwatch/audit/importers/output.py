@@ -9,7 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from midwatch.audit.importers.rows import Row
-from midwatch.audit.journal import SCHEMA, journal_name
+from midwatch.audit.journal import SCHEMA
+from midwatch.audit.journals import journal_name
 from midwatch.storage import ops
 
 _FLUSH_BYTES: Final = 1 << 18

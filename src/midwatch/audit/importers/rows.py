@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+MOST_METRICS: Final = 20_000
+"""Names beyond this are none: a column or tag was made for each step."""
+
 _EXAMPLES: Final = 5
 
 

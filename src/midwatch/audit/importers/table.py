@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TextIO
 
 from midwatch.audit.importers.numbers import MISSING, number_of, seconds_to_ns, step_of, time_in
-from midwatch.audit.importers.rows import Notes, Row
+from midwatch.audit.importers.rows import MOST_METRICS, Notes, Row
 from midwatch.core import MetricsError
 from midwatch.storage import open_regular
 
@@ -159,14 +159,21 @@ def _columns(names: list[str], path: Path, step_column: str) -> _Columns:
         what = f"no column {step_column}" if step_column else "no column of steps"
         shown = ", ".join(names[:20]) + (" ..." if len(names) > 20 else "")
         raise MetricsError("MT101", f"{path} has {what}; its columns: {shown}", hint="Name it with --step-column.")
+    if len(names) > MOST_METRICS:
+        raise MetricsError(
+            "MT101", f"{path} has {len(names)} columns: its first line is no list of names", path=str(path)
+        )
     time_ns = _find(names, ("ts_ns",))
     time = time_ns if time_ns is not None else _find(names, _SECONDS)
     special = {step, time, _find(names, ("attempt",)), _find(names, ("rank",))}
     values: dict[int, str] = {}
+    taken: set[str] = set()
     for index, name in enumerate(names):
-        if index not in special and name.strip():
+        name = name.strip()
+        if index not in special and name:
             # Of two columns of one name the second keeps its place in its name.
-            values[index] = name.strip() if name.strip() not in values.values() else f"{name.strip()}.{index}"
+            values[index] = f"{name}.{index}" if name in taken else name
+            taken.add(name)
     attempt, rank = _find(names, ("attempt",)), _find(names, ("rank",))
     return _Columns(step, time, time_ns is not None, attempt, rank, values)
 

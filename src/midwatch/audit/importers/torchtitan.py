@@ -16,8 +16,10 @@ from midwatch.audit.importers.lines import Line, log_lines
 from midwatch.audit.importers.numbers import number_of, time_in
 from midwatch.audit.importers.rows import Notes, Row
 
-STEP: Final = re.compile(r"\b(validate )?step:\s*(\d{1,18})\s+(?=\w+:\s)")
-_FIELD: Final = re.compile(r"(\w+):\s*([-+\d.,eE]+|[-+]?(?:nan|inf))(GiB|%)?(?:\(([-+\d.,]+|nan|inf)%\))?(?=\s|$)")
+STEP: Final = re.compile(r"\b(validate )?step:\s*(\d{1,18})\s+(?=\w{1,64}:\s)")
+_FIELD: Final = re.compile(
+    r"\b(\w{1,64}):\s*([-+\d.,eE]+|[-+]?(?:nan|inf))(GiB|%)?(?:\(([-+\d.,]+|nan|inf)%\))?(?=\s|$)"
+)
 
 
 def read_torchtitan(path: Path, notes: Notes) -> Iterator[Row]:

@@ -5,9 +5,16 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import cast
+from operator import itemgetter
+from typing import Final, cast
 
 from midwatch.audit.index.types import Bucket
+
+Part = tuple[int, int, int, int, float | None, int, float | None, int, float | None]
+"""The fields of a ``Bucket``, as a table keeps them: None for NaN."""
+
+_LOW: Final = itemgetter(4)
+_HIGH: Final = itemgetter(6)
 
 
 class Bucketing:
@@ -26,6 +33,19 @@ class Bucketing:
             number = (steps[at] - self._begin) // self.width
             end = bisect_left(steps, self._begin + (number + 1) * self.width, at)
             bucket = _bucket(steps[at:end], values[at:end])
+            if number == self._number:
+                bucket = _joined(self._done.pop(), bucket)
+            self._done.append(bucket)
+            self._number, at = number, end
+
+    def join(self, parts: Sequence[Part]) -> None:
+        """Take in what is summarised already, in order; no part reaches over the border of a bucket."""
+        firsts = [part[0] for part in parts]
+        at = 0
+        while at < len(parts):
+            number = (firsts[at] - self._begin) // self.width
+            end = bisect_left(firsts, self._begin + (number + 1) * self.width, at)
+            bucket = _of_parts(parts[at:end])
             if number == self._number:
                 bucket = _joined(self._done.pop(), bucket)
             self._done.append(bucket)
@@ -73,22 +93,33 @@ def _finite(
     )
 
 
+def _of_parts(parts: Sequence[Part]) -> Bucket:
+    """One bucket of parts beside each other."""
+    finite = [part for part in parts if part[4] is not None]
+    if not finite:
+        nan, first, count = math.nan, parts[0][0], sum(part[2] for part in parts)
+        return Bucket(first, parts[-1][1], count, count, nan, first, nan, first, nan)
+    low, high = min(finite, key=_LOW), max(finite, key=_HIGH)
+    total = sum(part[2] - part[3] for part in finite)
+    return Bucket(
+        first=parts[0][0],
+        last=parts[-1][1],
+        points=sum(part[2] for part in parts),
+        nonfinite=sum(part[3] for part in parts),
+        low=cast("float", low[4]),
+        low_step=low[5],
+        high=cast("float", high[6]),
+        high_step=high[7],
+        mean=sum(cast("float", part[8]) * ((part[2] - part[3]) / total) for part in finite),
+    )
+
+
 def _joined(one: Bucket, two: Bucket) -> Bucket:
     """Two parts of one bucket: its steps came in two reads, or from two attempts."""
-    finite = (one.points - one.nonfinite, two.points - two.nonfinite)
-    first, second = (one, two) if finite[0] else (two, one)
-    both = bool(finite[0] and finite[1])
-    lower = two if both and two.low < one.low else first
-    higher = two if both and two.high > one.high else first
-    share = finite[0] / sum(finite) if both else 0.0
-    return Bucket(
-        first=one.first,
-        last=two.last,
-        points=one.points + two.points,
-        nonfinite=one.nonfinite + two.nonfinite,
-        low=lower.low,
-        low_step=lower.low_step,
-        high=higher.high,
-        high_step=higher.high_step,
-        mean=one.mean * share + second.mean * (1 - share) if both else first.mean,
-    )
+    return _of_parts((part_of(one), part_of(two)))
+
+
+def part_of(bucket: Bucket) -> Part:
+    """A bucket as a row of a table, which has no NaN."""
+    low, high, mean = (None if math.isnan(value) else value for value in (bucket.low, bucket.high, bucket.mean))
+    return (*bucket[:4], low, bucket.low_step, high, bucket.high_step, mean)

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from midwatch.audit.index.blocks import refresh
 from midwatch.audit.index.schema import NEVER, roll_back
 from midwatch.audit.index.types import SyncReport
-from midwatch.audit.journal import JournalFile, Record, Start, decode_journal_line, journal_files
+from midwatch.audit.journal import Record, Start, decode_journal_line
+from midwatch.audit.journals import JournalFile, journal_files
 from midwatch.audit.tail import opened, proof_of, read_lines
 
 Progress = Callable[[int], None]
@@ -129,6 +131,7 @@ class _Chunk:
             self._line(raw)
         self._db.executemany(_POINT, self._points)
         self._db.executemany(_MOMENT, self._moments)
+        refresh(self._db, (point[:3] for point in self._points))
         self.points = len(self._points)
         self.size_bytes = found.end - position
         self.is_last = found.is_last
@@ -236,7 +239,9 @@ def forget_source(db: sqlite3.Connection, name: str) -> None:
     series = [number for (number,) in db.execute("SELECT id FROM series")]
     for branch in branches:
         # By the primary key's prefix, of which a branch alone is none.
-        db.executemany("DELETE FROM point WHERE series = ? AND branch = ?", [(one, branch) for one in series])
+        places = [(one, branch) for one in series]
+        db.executemany("DELETE FROM point WHERE series = ? AND branch = ?", places)
+        db.executemany("DELETE FROM block WHERE series = ? AND branch = ?", places)
         db.execute("DELETE FROM moment WHERE branch = ?", (branch,))
     db.execute("DELETE FROM branch WHERE source = ?", row)
     db.execute("DELETE FROM source WHERE id = ?", row)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Final
 
+from midwatch.audit.index.blocks import WIDTHS, blocks, pieces
 from midwatch.audit.index.bucketing import Bucketing
 from midwatch.audit.index.schema import NEVER
 from midwatch.audit.index.types import Branch, Bucket, DeadBranch, MetricInfo, Newest, Point
@@ -16,8 +18,6 @@ _FETCH: Final = 50_000
 
 _Span = tuple[int, int, int, int]
 """Branch, attempt, and the steps ``[low, high)`` of it that are asked for."""
-
-_IS_FINITE: Final = "abs(p.value) <= 1.7976931348623157e308"
 
 
 def series_of(db: sqlite3.Connection, metric: str, rank: int) -> int | None:
@@ -51,11 +51,20 @@ def live_buckets(
     begin = found[0] if first <= -NEVER else first
     end = found[1] if last >= NEVER - 1 else last
     # Where both ends are given they, not the data, say where buckets begin: several series then share their buckets.
-    bucketing = Bucketing(begin, -(-(end - begin + 1) // count))
-    for span in _live(db, rank, first, last):
-        cursor = db.execute(_ROWS, (series, span[0], span[2], span[3]))
-        while rows := cursor.fetchmany(_FETCH):
-            bucketing.add(*zip(*rows, strict=True))
+    width = math.ceil(Fraction(end - begin + 1, count))
+    # Of two blocks or more: with one, half of the buckets asked for might be lost to rounding.
+    unit = next((block for block in WIDTHS if 2 * block <= width), 1)
+    begin -= begin % unit
+    width = math.ceil(Fraction(end - begin + 1, count * unit)) * unit
+    bucketing = Bucketing(begin, width)
+    for branch, _, span_low, span_high in _live(db, rank, first, last):
+        for low, high, block in pieces(span_low, span_high, unit):
+            if block > 1:
+                bucketing.join(blocks(db, series, branch, block, low, high))
+                continue
+            cursor = db.execute(_ROWS, (series, branch, low, high))
+            while rows := cursor.fetchmany(_FETCH):
+                bucketing.add(*zip(*rows, strict=True))
     return bucketing.width, bucketing.buckets()
 
 
@@ -90,34 +99,31 @@ def all_branches(db: sqlite3.Connection) -> list[Branch]:
 
 
 def all_metrics(db: sqlite3.Connection) -> list[MetricInfo]:
-    """Every series by name and rank; reads every point once."""
-    # CROSS JOIN is SQLite's word for "in this order".
-    rows = db.execute(
-        "SELECT s.id, s.metric, s.rank, count(*), min(p.step), max(p.step),"
-        f" min(CASE WHEN {_IS_FINITE} THEN p.value END), max(CASE WHEN {_IS_FINITE} THEN p.value END),"
-        f" count(CASE WHEN {_IS_FINITE} THEN 1 END)"
-        " FROM series s CROSS JOIN branch b ON b.rank = s.rank CROSS JOIN point p"
-        " ON p.series = s.id AND p.branch = b.id AND p.step >= b.start AND p.step < b.stop GROUP BY s.id"
-    ).fetchall()
-    totals = dict(db.execute("SELECT series, count(*) FROM point GROUP BY series").fetchall())
+    """Every series that has a live step, by name and rank."""
+    counted = db.execute("SELECT series, sum(points) FROM block WHERE width = ? GROUP BY series", (WIDTHS[0],))
+    totals = dict(counted.fetchall())
     infos: list[MetricInfo] = []
-    for series, metric, rank, points, first, last, low, high, finite in rows:
+    for series, metric, rank in db.execute("SELECT id, metric, rank FROM series ORDER BY metric, rank").fetchall():
+        _, found = live_buckets(db, series, rank, 1, -NEVER, NEVER - 1)
+        if not found:
+            continue
+        (whole,) = found
         newest = next((row[1] for span in reversed(_live(db, rank)) if (row := _edge(db, series, span, "DESC"))), None)
         infos.append(
             MetricInfo(
                 metric=metric,
                 rank=rank,
-                points=points,
-                nonfinite=points - finite,
-                first=first,
-                last=last,
+                points=whole.points,
+                nonfinite=whole.nonfinite,
+                first=whole.first,
+                last=whole.last,
                 newest=_float(newest),
-                low=_float(low),
-                high=_float(high),
-                rolled_back=totals[series] - points,
+                low=whole.low,
+                high=whole.high,
+                rolled_back=totals[series] - whole.points,
             )
         )
-    return sorted(infos)
+    return infos
 
 
 def newest_values(db: sqlite3.Connection) -> list[Newest]:

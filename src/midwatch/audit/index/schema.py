@@ -65,6 +65,23 @@ _POINT: Final = """CREATE TABLE point (
 ) WITHOUT ROWID"""
 """NULL is NaN: SQLite has no other. Infinity it has."""
 
+_BLOCK: Final = """CREATE TABLE block (
+    series INTEGER NOT NULL,
+    branch INTEGER NOT NULL,
+    width INTEGER NOT NULL,
+    begin INTEGER NOT NULL,
+    first INTEGER NOT NULL,
+    last INTEGER NOT NULL,
+    points INTEGER NOT NULL,
+    nonfinite INTEGER NOT NULL,
+    low REAL,
+    low_step INTEGER NOT NULL,
+    high REAL,
+    high_step INTEGER NOT NULL,
+    mean REAL,
+    PRIMARY KEY (series, branch, width, begin)
+) WITHOUT ROWID"""
+
 _MOMENT: Final = """CREATE TABLE moment (
     branch INTEGER NOT NULL,
     step INTEGER NOT NULL,
@@ -73,7 +90,7 @@ _MOMENT: Final = """CREATE TABLE moment (
 ) WITHOUT ROWID"""
 """Every record, and when it was written; 0 where nothing tells."""
 
-_TABLES: Final = (_ABOUT, _SOURCE, _BRANCH, _BY_RANK, _SERIES, _POINT, _MOMENT)
+_TABLES: Final = (_ABOUT, _SOURCE, _BRANCH, _BY_RANK, _SERIES, _POINT, _BLOCK, _MOMENT)
 
 
 def connect(path: Path) -> sqlite3.Connection:

@@ -92,7 +92,7 @@ class MetricIndex:
     # --- questions ------------------------------------------------------------------------------------------------
 
     def metrics(self) -> list[MetricInfo]:
-        """Every metric of every rank. Reads every point: half a second for a million."""
+        """Every metric of every rank that has a live step."""
         return self._ask(query.all_metrics)
 
     def branches(self) -> list[Branch]:

@@ -13,6 +13,10 @@ REJOIN_S = 1.0
 """All but one are back after the host's node was lost, and the one is likely that node: a live agent looks for the new
 address twice a second."""
 
+RETURN_S = 5.0
+"""Whoever lives comes back to a restarted coordinator within a second or two. With each that comes the others get so
+much longer, at least: a crowd takes its time, but who is not in it is lost, as any node that is silent for so long."""
+
 FEW_NODES = 16
 """Up to here every node's console shows who joins and who is lost."""
 
@@ -29,6 +33,8 @@ def node_joined(core: Core, event: NodeJoined) -> None:
     if event.running_attempt not in (0, current):
         _stop_leftover(core, event.node, event.running_attempt)
     if core.state == "waiting":
+        if core.returning and not core.has_moved and arrival != "again":
+            core.arm("join", max(core.watch.agent_timeout_s, RETURN_S))
         settle_in(core)
     elif core.is_live:
         _joined_while_live(core, event, is_restarted=arrival == "restarted" and event.running_attempt != current)
@@ -190,7 +196,9 @@ def join_timed_out(core: Core) -> None:
         _stay_put(core, attempt)
     elif attempt is not None and (launching.has_returned(core) or (core.returning and is_adopted)):
         _take_up(core, [name for name in attempt.nodes if not _runs(core, name, attempt.number)])
-    elif core.returning and core.has_moved and attempt is not None:
+    elif core.returning and attempt is not None and sides.is_minority(core):
+        _stay_put(core, attempt)
+    elif core.returning and attempt is not None:
         _start_over(core, attempt.number)
     elif core.stop is not None:
         stopping.finish_on_request(core)

@@ -48,9 +48,9 @@ def test_modules_that_are_imported_later_are_in_the_record_by_the_next_look(
     now = kept.provenance.code
     assert (now.step, now.count) == (500, before.count + 1)
     assert now.hash != before.hash
+    kept.close()
     (seen,) = notes.of("run.code_seen")
     assert (seen["new"], seen["new_files"], seen["code_hash"]) == (["late.py"], 1, now.hash)
-    kept.close()
     record = read_record(run_dir, 2)
     assert record is not None
     assert record.provenance.code.hash == now.hash

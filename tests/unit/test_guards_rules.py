@@ -113,9 +113,7 @@ def test_a_stop_of_learning_is_advice() -> None:
     assert {(kind, tier) for kind, tier, _ in kinds(run(9000, change))} == {("plateau", "note")}
 
 
-@pytest.mark.parametrize(
-    ("loss", "kind"), [(NAN, "nonfinite"), (math.inf, "nonfinite"), (0.0, "zero_loss"), (0.01, "low_loss")]
-)
+@pytest.mark.parametrize(("loss", "kind"), [(NAN, "nonfinite"), (math.inf, "nonfinite"), (0.0, "zero_loss")])
 def test_impossible_values_trip_at_once_and_are_told_once(loss: float, kind: str) -> None:
     guards = Guards()
     assert guards.observe(Sample(step=0, loss=10.0)).ok
@@ -123,6 +121,14 @@ def test_impossible_values_trip_at_once_and_are_told_once(loss: float, kind: str
     assert kinds([one for judgement in judgements for one in judgement.findings]) == [(kind, "trip", 1)]
     assert all(judgement.is_anomalous for judgement in judgements), "each of the steps counts"
     assert not any(judgement.ok for judgement in judgements)
+
+
+def test_a_loss_that_becomes_small_is_an_incident_and_stops_nothing() -> None:
+    guards = Guards()
+    assert guards.observe(Sample(step=0, loss=10.0)).ok
+    judgements = [guards.observe(Sample(step=step, loss=0.01)) for step in range(1, 30)]
+    assert kinds([one for judgement in judgements for one in judgement.findings]) == [("low_loss", "incident", 1)]
+    assert all(judgement.ok and not judgement.is_anomalous for judgement in judgements)
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.01])

@@ -288,7 +288,7 @@ class GuardsConfig(_Leaf, frozen=True, kw_only=True):
     trip_after: Steps = 5
     """Outliers of the loss in a row that are a trip."""
     entropy_floor: NotNegative = 0.05
-    """A mean loss below this many nats is a trip: no text is so easy to predict. 0: not looked at."""
+    """A mean loss below this many nats is an incident: no text is so easy to predict. 0: not looked at."""
     schedule: ScheduleConfig = ScheduleConfig()
     breaker: BreakerConfig = BreakerConfig()
 

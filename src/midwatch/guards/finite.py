@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from midwatch.guards.episode import Episode
-from midwatch.guards.finding import Finding, Kind, Sample
+from midwatch.guards.finding import Finding, Kind, Sample, Tier
 
 SKIPS_ALLOWED: Final = 3
 SKIPS_WITHIN: Final = 10
@@ -99,10 +99,12 @@ class FiniteGuard:
 
     def _low(self, sample: Sample, kind: Kind, text: str) -> Finding:
         # One that was so from the first step on is another thing than a loss: a stage of a pipeline that has none.
+        # And what is not a cross-entropy of text may well become small: that alone must not stop a run.
+        tier: Tier = "trip" if kind == "zero_loss" else "incident"
         return Finding(
             step=sample.step,
             kind=kind,
-            tier="trip" if self._had_loss else "note",
+            tier=tier if self._had_loss else "note",
             metric="loss",
             value=sample.loss,
             low=self._entropy_floor,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from decide_drive import Drive
-from decide_reborn import HOUR_NS, Heir, Line, next_job, reborn, written
+from decide_reborn import HOUR_NS, Heir, Line, next_job, reborn, rules_of, written
 from faults_cases import USER, dead, traceback, victim
 
 from midwatch.config import RestartConfig
@@ -445,3 +445,31 @@ def test_half_of_the_nodes_without_ranks_start_over_and_fewer_wait_for_the_other
     assert (fewer.state, fewer.attempt) == ("waiting", 1)
     fewer.pass_time(40)
     assert fewer.finish.error == "SV114"
+
+
+@pytest.mark.parametrize("has_moved", [False, True])
+def test_spares_train_on_when_the_attempt_was_over_and_all_its_nodes_are_gone(has_moved: bool) -> None:
+    drive = Drive(nnodes=2, nproc=1, max_nodes=4).running(step=10)
+    drive.lose("n1")
+    drive.answer()
+    gone(drive)
+    assert drive.state == "waiting"
+    past = written(drive)
+    rules, facts = rules_of(drive), RunFacts.from_lines(past)
+    again = Heir(drive, Supervisor.restore("r1", 2, rules, facts, has_moved=has_moved), past)
+    again.join("n2")
+    again.join("n3")
+    assert again.attempt == 1, "its nodes may be back in a moment"
+    again.pass_time(6)
+    assert [placement.node for placement in again.last(LaunchAttempt).placements] == ["n2", "n3"]
+
+
+def test_nodes_of_an_attempt_that_was_over_keep_their_places_when_the_coordinator_is_back() -> None:
+    drive = Drive(nnodes=2, nproc=1, max_nodes=4, backoff_s=(60.0,)).running(step=10)
+    drive.exited(1, -9)
+    drive.answer(dead(1, -9, node="n1"))
+    gone(drive)
+    again = reborn(drive)
+    for node in ("n2", "n3", "n0", "n1"):
+        again.join(node)
+    assert [placement.node for placement in again.last(LaunchAttempt).placements] == ["n0", "n1"]

@@ -110,6 +110,8 @@ class Core:
         """And it is known to be gone, not only out of reach."""
         self.inherited: int = 0
         """The attempt that an earlier process of the coordinator left behind; 0 for none."""
+        self.is_settling = False
+        """That attempt is over, but its nodes may be back in a moment: spares do not take their places before."""
         self.short_since_ns: int | None = None
         """After the move: since when too few of the attempt's nodes are here."""
         self.deferred: deque[Event] = deque()

@@ -69,6 +69,8 @@ class RunFacts(msgspec.Struct, kw_only=True):
     """(by, reason)."""
     unfit: tuple[str, ...] = ()
     """Nodes that the hold waits for; another one may end it."""
+    is_over: bool = False
+    """The last attempt has ended: every rank of it was seen to be gone, or its node to be lost."""
     series_life_s: float = 0.0
     longest_life_s: float = 0.0
     failed_step: int | None = None
@@ -154,6 +156,7 @@ def _launched(facts: RunFacts, line: Line) -> None:
     facts.launches += 1
     facts.incidents = 0
     facts.before = None
+    facts.is_over = False
 
 
 def _proven(facts: RunFacts, line: Line) -> None:
@@ -238,6 +241,7 @@ def _hold_ended(facts: RunFacts, line: Line) -> None:
 
 def _ended(facts: RunFacts, line: Line) -> None:
     facts.before = None
+    facts.is_over = True
     if line.step is not None:
         facts.farthest_step = max(line.step, facts.farthest_step or 0)
 

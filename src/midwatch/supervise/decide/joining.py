@@ -121,7 +121,12 @@ def _node_failed(core: Core, node: str) -> None:
 
 def settle_in(core: Core) -> None:
     """Launch, or after a restart of the coordinator find out what still runs."""
+    if core.is_settling and not _have_all_returned(core):
+        if "join" not in core.timers:
+            core.arm("join", RETURN_S)
+        return
     if not core.returning:
+        core.is_settling = False
         launching.proceed(core)
         return
     if "join" not in core.timers:
@@ -188,6 +193,10 @@ def _runs(core: Core, name: str, attempt: int) -> bool:
 def join_timed_out(core: Core) -> None:
     """Go on with those that came back, or give up."""
     if core.state != "waiting":
+        return
+    if core.is_settling:
+        core.is_settling = False
+        launching.proceed(core)
         return
     attempt = core.attempt
     # Nothing is started again here, so nobody can do so twice: those that are left judge, however few.

@@ -124,7 +124,9 @@ class Supervisor:
                 placements=facts.placements,
                 is_allowed=facts.is_allowed,
             )
-            core.returning = core.inherited = facts.attempt
+            core.inherited = facts.attempt
+            core.is_settling = facts.is_over and not rules.is_adopted
+            core.returning = 0 if core.is_settling else facts.attempt
             core.roster.places = [placement.node for placement in facts.placements]
         return supervisor
 

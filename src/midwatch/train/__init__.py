@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["Run", "attach"]
 
 if TYPE_CHECKING:
-    from midwatch.train.attach import attach
+    from midwatch.train.attaching import attach
     from midwatch.train.run import Run
 
-_HOMES = {"Run": "midwatch.train.run", "attach": "midwatch.train.attach"}
+_HOMES = {"Run": "midwatch.train.run", "attach": "midwatch.train.attaching"}
 
 
 def __getattr__(name: str) -> Any:

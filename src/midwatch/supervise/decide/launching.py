@@ -6,7 +6,7 @@ from midwatch.core import CODES
 from midwatch.supervise.decide import adopting, gating, holding
 from midwatch.supervise.decide.core import Core
 from midwatch.supervise.decide.model import Attempt, Outcome
-from midwatch.supervise.messages import LaunchAttempt
+from midwatch.supervise.messages import LaunchAttempt, TopologyLearned
 
 _NAMED = 8
 """Nodes that a sentence lists."""
@@ -61,7 +61,7 @@ def launch(core: Core) -> None:
         core.cause = core.recovering.cause
         core.arm("alive", ALIVE_S)
     if core.launches == 1:
-        check_topology(core)
+        _check_topology(core)
     for placement in attempt.placements:
         core.roster.note_running(placement.node, attempt.number)
     core.move("starting")
@@ -86,11 +86,18 @@ def launch(core: Core) -> None:
     core.say(f"attempt {attempt.number}: starting {what}" + (f" (restart {restarts})" if restarts else ""))
 
 
-def check_topology(core: Core) -> None:
+def topology_learned(core: Core, event: TopologyLearned) -> None:
+    core.learn(event.topology)
+    if core.launches:
+        _check_topology(core)
+
+
+def _check_topology(core: Core) -> None:
     """A file that calls the nodes otherwise is of no use, and nothing else would ever say so."""
     named = [name for name, _ in core.topology]
-    if named and not any(name in core.roster.nodes for name in named):
-        ours = next(iter(core.roster.nodes), "")
+    hosts = {core.host_of(name) for name in core.roster.nodes}
+    if named and hosts.isdisjoint(named):
+        ours = min(hosts, default="")
         core.say(
             f"the topology names none of this run's nodes ({named[0]} and so on; here they are called {ours} and so on), "
             "so faults are not traced to what they share",

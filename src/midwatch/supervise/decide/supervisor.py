@@ -195,7 +195,6 @@ class Supervisor:
             "farthest_step": memory.farthest_step,
             "nodes": {n.name: {"live": n.is_live, "attempt": n.running_attempt} for n in core.roster.nodes.values()},
             "nodes_wanted": core.roster.nnodes,
-            "is_adopted": core.rules.is_adopted,
             "restarts_used": memory.restarts_used,
             "max_restarts": core.restart.max_restarts,
             "held": core.hold.reason if core.hold else None,
@@ -300,12 +299,6 @@ def _back_to_training(core: Core) -> None:
     incidents.differ_if_live(core)
 
 
-def _topology_learned(core: Core, event: TopologyLearned) -> None:
-    core.learn(event.topology)
-    if core.launches:
-        launching.check_topology(core)
-
-
 def _ticked(core: Core, event: Ticked) -> None:
     core.postpone(event.missed_ns)
     for timer in core.take_due():
@@ -378,7 +371,7 @@ _HANDLERS: dict[type[Any], Callable[[Core, Any], None]] = dict(
         _on(IsolateRequested, _and_go_on(_isolate_requested)),
         _on(ReleaseRequested, _and_go_on(isolation.release_requested)),
         _on(StopRequested, stopping.stop_requested),
-        _on(TopologyLearned, _topology_learned),
+        _on(TopologyLearned, launching.topology_learned),
         _on(Ticked, _ticked),
     ]
 )

@@ -99,7 +99,7 @@ def _check_topology(core: Core) -> None:
     if named and hosts.isdisjoint(named):
         ours = min(hosts, default="")
         core.say(
-            f"the topology names none of this run's nodes ({named[0]} and so on; here they are called {ours} and so on), "
+            f"the topology names none of this run's nodes ({named[0]} ...; here they are called {ours} ...), "
             "so faults are not traced to what they share",
             "warning",
         )

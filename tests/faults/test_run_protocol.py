@@ -34,7 +34,7 @@ class Mind:
 
     def __init__(self) -> None:
         self.attempt = 3
-        self.is_over = False
+        self.over = asyncio.Event()
         self.gathering: Gathering | None = None
         self.probing: ProbeRound | None = None
         self.events: list[Event] = []
@@ -265,7 +265,7 @@ def test_who_comes_while_a_run_ends_is_told_to_wait_and_who_is_there_may_come_ba
             await old.hello()
             await new.hello()
             await old.ask("report", "/v1/join", joining("a1"), Welcome)
-            mind.is_over = True
+            mind.over.set()
             with pytest.raises(Refused) as refused:
                 await new.ask("report", "/v1/join", joining("a2", "t2"), Welcome)
             assert not refused.value.refusal.is_final

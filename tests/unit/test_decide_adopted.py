@@ -21,6 +21,7 @@ from midwatch.supervise.messages import (
     Say,
     StopRanks,
     StopRequested,
+    TopologyLearned,
     WriteVerdict,
 )
 
@@ -116,6 +117,15 @@ def test_ranks_are_those_that_the_launcher_gave() -> None:
     assert isinstance(launch, LaunchAttempt)
     assert [(p.node, p.ranks) for p in launch.placements] == [(drive.node_of(r), (r,)) for r in range(4)]
     assert any("4 ranks on 2 nodes" in said.sentence for said in drive.all(Say))
+
+
+def test_a_topology_names_hosts() -> None:
+    drive = Adopted()
+    drive.send(TopologyLearned, topology=(("h0", ("switch:a",)), ("h1", ("switch:a",))))
+    drive.running(step=11)
+    assert not [said for said in drive.all(Say) if "topology" in said.sentence]
+    drive.fail()
+    assert [name for name, _ in drive.last(WriteVerdict).evidence.topology] == ["h0", "h1"]
 
 
 def test_a_failure_ends_all_with_the_advice_to_start_again() -> None:

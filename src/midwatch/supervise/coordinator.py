@@ -102,14 +102,13 @@ class Coordinator:
             if self._has_moved:
                 # Its monotonic clock was another machine's.
                 facts.launched_ns = time.monotonic_ns()
-            is_host_gone = self._has_moved and not spec.is_seized
             return Supervisor.restore(
                 spec.carry.run,
                 spec.nnodes,
                 spec.rules,
                 facts,
                 has_moved=self._has_moved,
-                is_host_gone=is_host_gone,
+                is_host_gone=self._has_moved and not spec.is_seized,
                 # Before its first launch it knows of no attempt, but earlier jobs may have claimed some.
                 first_attempt=max(facts.attempt, carrier.epoch) + 1,
             )
@@ -140,11 +139,6 @@ class Coordinator:
     @property
     def probing(self) -> ProbeRound | None:
         return self._carrier.probing
-
-    @property
-    def is_over(self) -> bool:
-        """The core has said its last word."""
-        return self.over.is_set()
 
     def why_out(self, member: Member) -> str:
         """Why this machine gets no ranks, from what earlier jobs left in writing."""
@@ -219,6 +213,7 @@ class Coordinator:
         return {
             **self._supervisor.status(),
             "agents": nodes,
+            "is_adopted": self._spec.rules.is_adopted,
             "sentences": list(self._carrier.sentences),
             "last_verdict": self._carrier.last_verdict(),
             "pid": os.getpid(),
@@ -299,8 +294,8 @@ class Coordinator:
             loop.call_soon(self._feed_evidence, self.gathering.asked.attempt, value)
 
     def _feed_evidence(self, attempt: int, evidence: Evidence) -> None:
-        cause = self._cause("evidence")
-        self.feed(EvidenceGathered(cause=cause, now_ns=time.monotonic_ns(), attempt=attempt, evidence=evidence))
+        cause, now_ns = self._cause("evidence"), time.monotonic_ns()
+        self.feed(EvidenceGathered(cause=cause, now_ns=now_ns, attempt=attempt, evidence=evidence))
 
     def _feed_probes(self, results: tuple[ProbeResult, ...]) -> None:
         if self.probing is not None:

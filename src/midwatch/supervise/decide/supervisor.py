@@ -319,6 +319,7 @@ def _and_go_on(handler: Callable[[Core, _E], None]) -> Callable[[Core, _E], None
 
     def handle(core: Core, event: _E) -> None:
         handler(core, event)
+        gating.relieve(core)
         launching.go_on(core)
 
     return handle
@@ -329,11 +330,6 @@ def _node_joined(core: Core, event: NodeJoined) -> None:
     gating.relieve(core)
     if core.state == "held":
         launching.go_on(core)
-
-
-def _isolate_requested(core: Core, event: IsolateRequested) -> None:
-    isolation.isolate_requested(core, event)
-    gating.relieve(core)
 
 
 def _ranks_gone(core: Core, event: RanksGone) -> None:
@@ -368,7 +364,7 @@ _HANDLERS: dict[type[Any], Callable[[Core, Any], None]] = dict(
         _on(NodesProbed, _and_go_on(gating.probed)),
         _on(HoldRequested, holding.hold_requested),
         _on(ResumeRequested, _and_go_on(holding.resume_requested)),
-        _on(IsolateRequested, _and_go_on(_isolate_requested)),
+        _on(IsolateRequested, _and_go_on(isolation.isolate_requested)),
         _on(ReleaseRequested, _and_go_on(isolation.release_requested)),
         _on(StopRequested, stopping.stop_requested),
         _on(TopologyLearned, launching.topology_learned),

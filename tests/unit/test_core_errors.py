@@ -12,6 +12,7 @@ from midwatch.core import (
     CheckpointError,
     ConfigError,
     FencedError,
+    GuardError,
     LedgerError,
     MetricsError,
     MidwatchError,
@@ -24,7 +25,7 @@ from midwatch.core import (
 
 KINDS = [
     *(ConfigError, StorageError, CheckpointError, LedgerError, MetricsError),
-    *(SuperviseError, ProtocolError, TriageError),
+    *(SuperviseError, ProtocolError, GuardError, TriageError),
 ]
 
 

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from data import ShuffledWindows, read_text
 from model import GPT, GPTConfig
 from torch.nn.parallel import DistributedDataParallel
 
 import midwatch
+from data import ShuffledWindows, read_text
 
 PEAK_LR = 2e-3
 WARMUP_STEPS = 20

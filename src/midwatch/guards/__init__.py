@@ -29,11 +29,12 @@ from midwatch.guards.breaker_messages import (
 )
 from midwatch.guards.finding import TIERS, Finding, Judgement, Kind, Sample, Tier, worst
 from midwatch.guards.guards import START_STEPS, Guards
-from midwatch.guards.logged import sample_of
+from midwatch.guards.logged import NUMBERS, sample_of
 from midwatch.guards.replicas import Vote, vote
 from midwatch.guards.schedule import Schedule
 
 __all__ = [
+    "NUMBERS",
     "START_STEPS",
     "TIERS",
     "Act",

@@ -6,25 +6,16 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
 import torch
 from torch.distributed.tensor import DTensor
 
 from midwatch.checkpoint import ControlGroup
-from midwatch.guards import Sample
+from midwatch.guards import NUMBERS, Sample, sample_of
 
 MEANT: Final = ("loss", "grad_norm")
 """Numbers that may differ from rank to rank; the mean over the ranks that have one counts."""
-TAKEN: Final = (
-    "lr",
-    "loss_scale",
-    "param_norm",
-    "update_ratio",
-    "unchanged_share",
-    "repeated_share",
-    "seen_share",
-    "token_entropy",
-    "skipped",
-)
+TAKEN: Final = ("lr", *(name for name in NUMBERS if name not in MEANT), "skipped")
 """Numbers that are the same on all ranks: the lowest rank's counts, so that one rank may log for all."""
 NAMES: Final = (*MEANT, *TAKEN, "position", "now_us")
 RANKS_AT_ONCE: Final = 64
@@ -78,17 +69,12 @@ class Agreed:
 
     def sample(self, lr_factor: float) -> Sample:
         """For the guards; ``lr_factor``: what was decided against the plan is no departure from it."""
-        known: dict[str, Any] = {name: self._found[name] for name in (*MEANT, *TAKEN) if name in self._found}
-        is_skipped = bool(known.pop("skipped", 0))
+        known = {name: value for name, value in self._found.items() if name not in ("position", "now_us")}
         if "lr" in known:
             known["lr"] /= lr_factor
-        return Sample(
-            step=self.step,
-            is_skipped=is_skipped,
-            rank_losses=self._by_rank.get("loss"),
-            rank_norms=self._by_rank.get("grad_norm"),
-            **known,
-        )
+        sample = sample_of(self.step, known)
+        ranks = {"rank_losses": self._by_rank.get("loss"), "rank_norms": self._by_rank.get("grad_norm")}
+        return msgspec.structs.replace(sample, **ranks)
 
 
 class Exchange:

@@ -42,7 +42,7 @@ def broken_bars(fault: str, theirs: list[Cell], ours: list[Cell]) -> Iterator[st
         yield "called something else"
     if fault == "determ" and any(c.rc != 93 for c in ours):
         yield "not stopped with 93"
-    if fault == "mismatch" and any(c.differed_at is None or c.differed_at - FAULT_STEP > 3 for c in ours):
+    if fault == "mismatch" and any(c.differed_at is not None and c.differed_at - FAULT_STEP > 3 for c in ours):
         yield "out of step for more than 3 steps"
     if any(c.train_s is None for c in ours) and fault != "determ":
         yield "did not train again"

@@ -181,5 +181,5 @@ class Trial:
                 self.cell.detect_s = round(after, 2)
             if entry["event"] == "fault.judged" and self.cell.confirmed_s is None:
                 self.cell.confirmed_s = round(after, 2)
-            if entry["event"] == "collectives.differed" and self.cell.differed_at is None:
+            if entry["event"] in ("collectives.differed", "fault.judged") and self.cell.differed_at is None:
                 self.cell.differed_at = entry["step"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import msgspec
-from faults_cases import IN_ALL_REDUCE, alive, dead, victim
+from faults_cases import IN_ALL_REDUCE, alive, dead, frame, victim
 
-from midwatch.faults import CollectiveCount, Evidence, RankEvidence, judge
+from midwatch.faults import CollectiveCount, Evidence, Frame, RankEvidence, Verdict, judge
 
 
 def rank(number: int, *counts: tuple[int, int], group: str = "g") -> RankEvidence:
@@ -143,3 +143,24 @@ def test_across_nodes_the_same_place_is_known_less_exactly() -> None:
     first = judge(case)
     history = ((first.fingerprint, (first.step or 0) - 12),)
     assert judge(msgspec.structs.replace(case, incident="a0002-i01", history=history)).action == "stop"
+
+
+BETWEEN_STEPS = (
+    *IN_ALL_REDUCE[:2],
+    frame("ControlGroup.gather_numbers", "/x/site-packages/midwatch/checkpoint/group.py"),
+    frame("Run._after", "/x/site-packages/midwatch/train/run.py"),
+    *IN_ALL_REDUCE[2:],
+)
+
+
+def test_a_rank_that_waits_between_two_steps_for_peers_in_a_collective_left_one_out() -> None:
+    def asked(*stacks: tuple[Frame, ...], extensions: int = 1) -> Verdict:
+        ranks = tuple(alive(number, stack, step=40, is_attached=True) for number, stack in enumerate(stacks))
+        return judge(Evidence(incident="i", trigger="hang", ranks=ranks, extensions=extensions, suspected=((0, 40),)))
+
+    skipped = asked(IN_ALL_REDUCE, BETWEEN_STEPS)
+    assert (skipped.fault_class, skipped.root_rank, skipped.step) == ("collective_mismatch", 1, 40)
+    one_more = asked(BETWEEN_STEPS, BETWEEN_STEPS, IN_ALL_REDUCE)
+    assert (one_more.fault_class, one_more.root_rank) == ("collective_mismatch", 2)
+    assert asked(IN_ALL_REDUCE, BETWEEN_STEPS, extensions=0).action == "none", "a cable may be out for a moment"
+    assert asked(BETWEEN_STEPS, BETWEEN_STEPS).fault_class == "hang_everywhere"

@@ -90,6 +90,12 @@ def place_of_stack(stack: Sequence[Frame]) -> Place:
     return "user" if stack else "unknown"
 
 
+def is_agreement(stack: Sequence[Frame]) -> bool:
+    """It waits in a collective of midwatch's own: between two steps, so all of the script's are behind it."""
+    caller = next((f for f in stack if not is_collective(f) and not f.file.endswith(_LOOK_THROUGH)), None)
+    return caller is not None and is_ours(caller)
+
+
 def place_of(rank: RankEvidence, window_s: float) -> Place:
     """Where a rank is, by its newest sample; one that changed its mind between samples is not waiting."""
     if rank.exit_code is not None or rank.proc_state in ("Z", "X"):

@@ -258,6 +258,9 @@ def _everywhere(evidence: Evidence, alive: Sequence[Living]) -> Located:
         # A cable out for some seconds looks just like this, and TCP mends it by itself: wait once more.
         message = "all ranks wait for each other, as during a short cut of the network"
         return Located(fault_class="no_fault", confidence="weak", message=message, lines=(message,))
+    apart = _apart(alive)
+    if apart is not None:
+        return apart
     where = "all ranks wait for each other" if any(one.is_waiting for one in alive) else "no rank moves"
     return Located(
         fault_class="hang_everywhere" if any(one.is_waiting for one in alive) else "unknown",
@@ -266,6 +269,31 @@ def _everywhere(evidence: Evidence, alive: Sequence[Living]) -> Located:
         message=where,
         lines=_waiting_lines(alive) or (where,),
         phrase=where,
+    )
+
+
+def _apart(alive: Sequence[Living]) -> Located | None:
+    """Some wait in a collective of the script, others between two steps for those: they issued different ones.
+
+    Skipping one is how it happens, so of two halves the one that is further did it.
+    """
+    further = [one for one in alive if one.rank.stacks and frames.is_agreement(one.rank.stacks[-1])]
+    inside = [one for one in alive if one not in further]
+    steps = {one.rank.step for one in alive}
+    if not further or not inside or len(steps) != 1 or None in steps or not all(one.is_waiting for one in alive):
+        return None
+    odd, others = (further, inside) if len(further) <= len(inside) else (inside, further)
+    how = "has left the step in which its peers still wait in a collective"
+    reason = how if odd is further else "waits in a collective that its peers did not issue"
+    return pick(
+        "collective_mismatch",
+        share([one.rank for one in odd], (reason,)),
+        evidence=odd[0].rank,
+        phrase=f"went out of step: it {reason}",
+        message="collectives differ",
+        frame=None,
+        lines=(f"rank {odd[0].rank.rank} {reason}{_stack_text(odd[0])}", *_waiting_lines(others)),
+        confidence="likely" if len(odd) == 1 else "weak",
     )
 
 

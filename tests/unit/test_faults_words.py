@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 from faults_cases import (
     CLOSED,
@@ -203,6 +204,22 @@ def test_a_thread_that_flushes_a_file_is_waited_for() -> None:
     flushing = alive(1, stack, **READ_ONLY, disk_wait=True)
     ranks = (alive(0, IN_ALL_REDUCE, is_attached=True, step=9, is_overdue=True), flushing)
     assert judge(evidence(*ranks, trigger="hang", suspected=((1, 9),), extensions=2)).fault_class == "no_fault"
+
+
+@pytest.mark.parametrize("last", [(frame("load", line=40), *MAIN), IN_ALL_REDUCE], ids=["computing", "waiting"])
+def test_a_pause_that_ends_between_the_two_looks_is_no_hang(last: tuple[Frame, ...]) -> None:
+    pausing = (frame("prefetch", line=72), *MAIN)
+    facts = {"cpu_delta_s": 0.01, "io_delta": 0, "stands_still": True}
+
+    def asked(*stacks: tuple[Frame, ...], extensions: int = 0) -> str:
+        moved = msgspec.structs.replace(alive(1, **facts), stacks=stacks)
+        ranks = (alive(0, IN_ALL_REDUCE, **facts), moved)
+        suspected = ((0, None), (1, None))
+        return judge(evidence(*ranks, trigger="hang", suspected=suspected, extensions=extensions)).fault_class
+
+    assert asked(pausing, last) == "no_fault"
+    assert asked(pausing, pausing) == "hang"
+    assert asked(pausing, last, extensions=5) in ("hang", "hang_everywhere"), "but not for ever"
 
 
 @pytest.mark.parametrize("facts", [{"cpu_delta_s": 0.4}, {"io_delta": 10**7}])

@@ -139,6 +139,9 @@ def _moving(evidence: Evidence, alive: Sequence[Living]) -> str:
         for one in alive:
             if _runs_again(one):
                 return f"rank {one.rank.rank} runs{_stack_text(one)}"
+    for one in alive:
+        if _is_patient(one.rank, evidence) and _is_elsewhere(one):
+            return f"rank {one.rank.rank} went on{_stack_text(one)}"
     # A rank that spins in a collective burns CPU, too (NCCL polls), so only those outside count. Not only suspects: the
     # ones past their deadline may be the victims of one that evaluates.
     for one in alive:
@@ -304,6 +307,15 @@ def has_moved_on(evidence: Evidence) -> bool:
 
 def _runs_again(one: Living) -> bool:
     return not one.is_waiting and one.rank.stands_still is False
+
+
+def _is_elsewhere(one: Living) -> bool:
+    """Between the two looks it went on to another place: a pause that ended in just that moment."""
+    first, last = (*one.rank.stacks, (), ())[:2]
+    if not first or not last or first == last:
+        return False
+    waited = frames.place_of_stack(first) in ("collective", "gate")
+    return not (waited and one.is_waiting)  # those who wait may look around
 
 
 def _tells_nothing(evidence: Evidence) -> bool:

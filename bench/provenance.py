@@ -25,7 +25,7 @@ for name in names[:-%(late)d]:
     importlib.import_module(name)
 import torch
 import midwatch
-from midwatch.train import run as run_module, session
+from midwatch.train import attaching, run as run_module, session
 
 spent = {}
 
@@ -40,11 +40,11 @@ def timed(owner, name):
             spent.setdefault(name, now)
     setattr(owner, name, wrapped)
 
-timed(run_module, "EarlyLook")
+timed(attaching, "EarlyLook")
 timed(session, "_keep_provenance")
 timed(run_module.Run, "_look_at_code")
 params = {f"p{number}": number / 7 for number in range(%(params)d)}
-run = run_module.attach({"run": {"dir": sys.argv[1]}, "checkpoint": {"interval": 2}}, params=params)
+run = attaching.attach({"run": {"dir": sys.argv[1]}, "checkpoint": {"interval": 2}}, params=params)
 model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(50)))
 optimizer = torch.optim.AdamW(model.parameters())
 run.track(model=model, optimizer=optimizer, data=torch.nn.Identity(), scheduler=None)

@@ -211,8 +211,13 @@ def test_a_person_ends_the_run(jobs: Callable[..., Job]) -> None:
     (process,) = job.start()
     job.until_paused()
     job.decide("stop")
+    status = [MIDWATCH, "status", str(job.run_dir), "--json"]
     assert job.wait(process) == 93, job.story()
     assert job.events("breaker.ended")
+    told = subprocess.run(status, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "ended the run" in json.loads(told)["breaker"]
+    (process,) = job.start()
+    job.until_paused(2)
 
 
 def test_lowered_rates_hold_after_a_restart_and_once_only(jobs: Callable[..., Job]) -> None:

@@ -257,11 +257,23 @@ def test_a_rule_rewinds_and_skips_what_was_bad() -> None:
     assert back.decision.is_automatic
 
 
-def test_a_rule_leaves_out_the_node_of_the_odd_rank() -> None:
+def test_going_on_without_a_node_is_for_a_person() -> None:
     drive = Drive("rewind")
-    back = only(drive.judge(tier="trip", kind="replicas_split", ranks=(3,)), GoBack)
-    assert back.decision.act == "drop_node"
-    assert back.decision.ranks == (3,)
+    out = drive.judge(tier="trip", kind="replicas_split", ranks=(3,))
+    assert only(out, Pause).needs_person
+    assert not any(isinstance(one, GoBack) for one in out)
+
+
+def test_a_run_that_was_ended_and_started_again_is_on_probation() -> None:
+    drive = Drive("pause")
+    drive.quiet(2000)
+    drive.bad(5)
+    drive.send(Decision, act="stop", by="ada")
+    assert drive.state == "ended"
+    drive.resume(1850)
+    assert drive.state == "half_open"
+    drive.quiet(50)
+    assert only(drive.bad(5), Pause)
 
 
 def test_the_same_place_twice_is_for_a_person() -> None:

@@ -64,7 +64,7 @@ class Desk:
         return self._folder
 
     def memory(self) -> dict[str, Any]:
-        """The breaker's, as ``Breaker.load_state_dict`` takes it; empty for none."""
+        """The breaker's, as ``Breaker.load_state_dict`` takes it; empty for none. Raises as ``in_force``."""
         return self._read(_MEMORY, dict[str, Any]) or {}
 
     def keep_memory(self, state: dict[str, Any]) -> None:
@@ -78,6 +78,7 @@ class Desk:
             self._kept = state
 
     def in_force(self) -> InForce:
+        """Raises OSError where the storage does not say: that is another thing than nothing."""
         return self._read(_IN_FORCE, InForce) or InForce()
 
     def keep_in_force(self, what: InForce) -> None:
@@ -103,15 +104,17 @@ class Desk:
         folder = self._folder / _DECISIONS
         found: list[dict[str, Any]] = []
         for path in self._waiting():
-            decision = self._read(f"{_DECISIONS}/{path.name}", dict[str, Any])
             try:
+                decision = self._read(f"{_DECISIONS}/{path.name}", dict[str, Any])
+                if decision is None:
+                    continue
                 ops.make_dirs(folder / _TAKEN)
                 ops.rename(path, folder / _TAKEN / path.name)
             except OSError as error:
                 # One that cannot be set aside would be obeyed again and again.
                 _log.warning("%s is left alone: %s", path, error)
                 continue
-            found += [decision] if decision is not None else []
+            found.append(decision)
         return found
 
     def waiting(self) -> list[str]:
@@ -132,8 +135,9 @@ class Desk:
             return msgspec.json.decode(read_regular(path), type=kind)
         except FileNotFoundError:
             return None
-        except (OSError, *UNREADABLE) as error:
-            _log.warning("%s cannot be read and is left aside: %s", path, error)
+        except UNREADABLE as error:
+            _log.error("%s is damaged; it is kept as %s.damaged: %s", path, path.name, error)
+            ops.rename(path, path.with_name(f"{path.name}.damaged"))
             return None
 
     def _write(self, name: str, what: Any) -> None:

@@ -210,8 +210,8 @@ class Checkpointer:
             path: This checkpoint and no other (or a folder with a ``latest`` link); may be another run's.
             accept: Why another run's or configuration's checkpoint is meant, for the ledger; by default
                 ``checkpoint.resume.accept``.
-            before_step: Go back: give up all checkpoints of this step and later, and start fresh where there is no
-                older one that can be trusted. Same on all ranks.
+            before_step: Go back: give up all checkpoints of this step and later; where there is no older one that can
+                be trusted, all but the oldest that can. Same on all ranks.
 
         Collective: yes, over the control group.
 
@@ -231,9 +231,6 @@ class Checkpointer:
                 self.passed_over = tuple(chooser.start_over())
                 return None
             point = Loader(self.group, self._tracked, self.identity, self._recorder).load(chooser)
-            if point is None and before_step is not None:
-                self.passed_over = tuple(chooser.start_over())
-                return None
             if point is None:
                 chooser.refuse_fresh_start()
                 return None

@@ -81,13 +81,21 @@ class Offers:
             return
         for tier in ("local", "shared"):
             for info in self._usable(tier):
-                if self._is_given_up(info):
-                    continue
                 candidate = self._placed(info, tier, copies)
                 if candidate is not None:
                     self._queue.append((info, candidate))
+        self._give_up_newer()
         # Stable: of equal copies the local one comes first.
         self._queue.sort(key=lambda item: (item[0].order, item[1].is_verified), reverse=True)
+
+    def _give_up_newer(self) -> None:
+        """Going back: what is not old enough is left out; where nothing is, the oldest is the best there is."""
+        old = [item for item in self._queue if not self._is_given_up(item[0])]
+        if self._queue and not old:
+            oldest = min(item[0].order for item in self._queue)
+            old = [item for item in self._queue if item[0].order == oldest]
+            _log.warning("no checkpoint is from before step %s; the oldest is taken", self._wish.before_step)
+        self._queue = old
 
     def next(self) -> Candidate | None:
         """The best candidate that no rule speaks against; what this attempt begins from is on record when it returns.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +137,9 @@ def drop_node(run: Path | None, *, node: str, before: int | None, reason: str, d
     """Go back, and go on without a node (see ``midwatch node isolate``)."""
     folder = run_folder(run)
     _refuse_unless_paused(folder)
-    ask(folder, "isolate", reason, node=node, dry_run=dry_run, is_json=False)
+    # One document on stdout: what is said of the node is for people.
+    with contextlib.redirect_stdout(sys.stderr) if is_json else contextlib.nullcontext():
+        ask(folder, "isolate", reason, node=node, dry_run=dry_run, is_json=False)
     _decide(run, "drop_node", reason, dry_run=dry_run, is_json=is_json, before_step=before, node=node)
 
 

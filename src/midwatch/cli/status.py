@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from midwatch.audit import LedgerLine, merged, read_run
+from midwatch.audit import Desk, LedgerLine, merged, read_run
 from midwatch.checkpoint.format import newest_verified
 from midwatch.cli import _live
 from midwatch.cli._output import exits, json_option, pairs, plain, say, show_json, when
@@ -102,10 +102,25 @@ def _from_disk(folder: Path) -> dict[str, Any]:
         "name": info.name if info else "",
         "attempt": newest_attempt(folder),
         "newest_verified": newest and {"name": newest.name, "step": newest.step, "written_ns": newest.created_ns},
+        "breaker": _breaker(folder),
         "incidents": _incidents(folder),
         "ended": ended and {"ts_ns": ended.ts_ns, **ended.data},
         "last_events": [_event(line) for line in lines[-_SHOWN_LINES:]],
     }
+
+
+def _breaker(folder: Path) -> str:
+    """Whether the circuit breaker pauses the run; empty when it does not."""
+    try:
+        memory = Desk(folder).memory()
+    except OSError as error:
+        return f"cannot be read: {error}"
+    state = memory.get("state")
+    if state == "open" and memory.get("is_going_back"):
+        return "going back to an older checkpoint"
+    if state == "open":
+        return f"paused until {when(memory.get('until_ns', 0))}; see midwatch breaker show"
+    return "ended the run; see midwatch breaker show" if state == "ended" else ""
 
 
 def _lines(folder: Path) -> list[LedgerLine]:
@@ -145,6 +160,7 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, object]]:
             "wrappers" if status.get("is_adopted") else "nodes",
             f"{len(status.get('agents', []))} of {status.get('nodes_wanted', '?')}" if document["live"] else "",
         ),
+        ("circuit breaker", document["breaker"]),
         ("restart budget", _budget(status) if document["live"] else ""),
         ("newest verified", f"{newest['name']}, {when(newest['written_ns'])[:19]} UTC" if newest else "none"),
         ("incidents", len(document["incidents"])),

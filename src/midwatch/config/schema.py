@@ -328,12 +328,10 @@ class LogsConfig(_Leaf, frozen=True, kw_only=True):
 
 
 class PushConfig(_Leaf, frozen=True, kw_only=True):
-    """Metrics sent on while the run goes on, to whatever takes Prometheus remote write."""
+    """Where `midwatch metrics push` sends to: whatever takes Prometheus remote write."""
 
     url: str = ""
     """Of the receiver, such as ``http://victoria:8428/api/v1/write``. Empty: nothing is sent."""
-    every_s: Positive = 10.0
-    """Between two sendings."""
     token_file: str = ""
     """A file whose content is sent as a bearer token. Empty: none."""
 

@@ -74,8 +74,8 @@ class Breaker:
     def handle(self, event: BreakerEvent) -> list[Instruction]:
         """Take one event; the instructions are to be carried out in their order."""
         self._out, self._cause = [], event.cause
-        if self._memory.state == "ended":
-            return []
+        if self._memory.state == "ended" and not isinstance(event, Resumed):
+            return []  # until somebody starts the run again
         match event:
             case StepJudged():
                 self._judged(event)
@@ -264,7 +264,7 @@ class Breaker:
 
     def _resumed(self, event: Resumed) -> None:
         memory = self._memory
-        was_open = memory.state == "open"
+        was_open = memory.state in ("open", "ended")
         memory.loaded_step, memory.step = event.step, None
         self._forget_outlier()
         memory.is_going_back = False

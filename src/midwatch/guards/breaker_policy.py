@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from midwatch.guards.breaker_memory import Memory, Trip
-from midwatch.guards.breaker_messages import Act, Decision, StepJudged
+from midwatch.guards.breaker_messages import Decision, StepJudged
 
 SAME_PLACE: Final = 16
 """Positions of first outliers that are no farther apart are the same place."""
@@ -35,6 +35,8 @@ def doubts(memory: Memory, trip: Trip, now_ns: int, rewinds_per_day: int) -> str
 
     A batch that is bad each time, and a corrupt checkpoint that is loaded over and over, come back in the same way.
     """
+    if trip.kind == "replicas_split":
+        return "going on without a node is for a person to decide"
     same = [one for one in memory.trips if one.kind == trip.kind]
     if any(abs(one.position - trip.position) <= SAME_PLACE for one in same):
         return f"the second time at position {trip.position} of the data without progress"
@@ -47,18 +49,15 @@ def doubts(memory: Memory, trip: Trip, now_ns: int, rewinds_per_day: int) -> str
 
 
 def own_decision(trip: Trip, now_ns: int, cause: str) -> Decision:
-    """What the breaker does by itself: leave out the odd rank's node, else the batches since the first outlier."""
-    act: Act = "drop_node" if trip.kind == "replicas_split" and trip.ranks else "skip_range"
-    skips = act == "skip_range"
+    """What the breaker does by itself: leave out the batches since the first outlier."""
     return Decision(
         now_ns=now_ns,
         cause=cause,
-        act=act,
+        act="skip_range",
         by="policy",
         reason=f"{trip.kind} at step {trip.step}",
-        first=trip.position if skips else None,
-        last=trip.last_position if skips else None,
-        ranks=() if skips else trip.ranks,
+        first=trip.position,
+        last=trip.last_position,
         is_automatic=True,
     )
 

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from midwatch.audit import Desk, InForce, Lowered
-from midwatch.checkpoint import Checkpointer, ControlGroup, SaveEvent
+from midwatch.checkpoint import Checkpointer, ControlGroup, SaveEvent, raise_remote
 from midwatch.config import GuardsConfig
 from midwatch.core import (
     EXIT_DO_NOT_REQUEUE,
@@ -44,6 +44,7 @@ from midwatch.guards import (
     StartTriage,
     Ticked,
 )
+from midwatch.storage import as_storage_error
 from midwatch.train.signals import Signals
 
 _log = logging.getLogger(__name__)
@@ -83,6 +84,11 @@ class Acting:
         """Lowerings of the learning rates that are in the state of the optimizers, by id; saved with them."""
 
     @property
+    def has_history(self) -> bool:
+        """Something was going on when the run was here last, so a fresh start is news as well."""
+        return self.in_force.before_step is not None or self._breaker.state != "closed"
+
+    @property
     def lr_factor(self) -> float:
         """By how much the rates differ from the plan, as was decided."""
         factor = 1.0
@@ -91,16 +97,27 @@ class Acting:
         return factor
 
     def prepare(self) -> None:
-        """Share what rank 0 keeps; to be called before a checkpoint is looked for."""
-        desk = self._around.desk
-        told = {"in_force": msgspec.to_builtins(desk.in_force()), "memory": desk.memory()} if self._is_first else None
-        told = self._around.group.broadcast(told)
+        """Share what rank 0 keeps; to be called before a checkpoint is looked for.
+
+        Raises:
+            StorageError: ST103 the run folder does not say what was decided.
+        """
+        told = self._around.group.broadcast(self._kept() if self._is_first else None)
+        raise_remote(told)
         self.in_force = msgspec.convert(told["in_force"], InForce)
         try:
             if told["memory"]:
                 self._breaker.load_state_dict(told["memory"])
         except msgspec.ValidationError as error:
             _log.warning("the circuit breaker's memory is damaged and begins anew: %s", error)
+
+    def _kept(self) -> dict[str, Any]:
+        """An error travels as a message, so that no rank waits for one that gave up."""
+        desk = self._around.desk
+        try:
+            return {"in_force": msgspec.to_builtins(desk.in_force()), "memory": desk.memory()}
+        except OSError as error:
+            return {"error": as_storage_error(error, f"reading {desk.folder}").as_dict()}
 
     def resumed(self, step: int, rates: list[Any]) -> None:
         """Training goes on at ``step``; ``rates`` are the optimizers and the scheduler."""
@@ -132,7 +149,7 @@ class Acting:
             except OSError as error:
                 _log.warning("the circuit breaker's memory cannot be written: %s", error)
 
-    # --- inside -----------------------------------------------------------------------------------------------
+    # --- inside ---------------------------------------------------------------------------------------------------
 
     # --- acting ---------------------------------------------------------------------------------------------------
 
@@ -260,7 +277,7 @@ class Acting:
             _log.error("checkpoints since step %d could not be flagged as suspect: %s", since, error)
             return
         if names:
-            self._record("checkpoint.doubted", since, names=names)
+            self._record("checkpoint.suspected", since, names=names)
 
     def _trust(self, since: int) -> None:
         try:

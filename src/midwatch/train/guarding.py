@@ -80,7 +80,7 @@ class Guarding:
         """
         if is_resumed:
             self._guards.resumed(start)
-        if is_resumed or self._acting.in_force.before_step is not None:
+        if is_resumed or self._acting.has_history:
             self._acting.resumed(start, rates)
 
     def boundary(self, step: int) -> None:

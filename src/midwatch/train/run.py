@@ -15,13 +15,15 @@ Works with a supervisor (``midwatch run``), under torchrun and on a laptop.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import operator
 import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, SupportsIndex, cast
 
 import msgspec
 
@@ -130,7 +132,7 @@ class Run:
         self.resumed = point
         mine = session.identity.config_hash
         if point is None:
-            if mode == "auto" and before_step is None:
+            if mode == "auto":
                 refuse_if_vanished(session, self._paths)
             line = f"fresh start, config {mine} (run folder {self._paths.run_dir})"
             session.recorder.record("run.started_fresh", config_hash=mine, passed_over=list(checkpointer.passed_over))
@@ -156,7 +158,8 @@ class Run:
         The final save is verified before the loop ends.
 
         Raises:
-            SystemExit: 75 after a stop request, with the state saved and verified; 1 when the attempt was called off.
+            SystemExit: 75 after a stop request, with the state saved and verified (not while the circuit breaker pauses
+                the run); 94 and 93 as ``guard``; 1 when the attempt was called off.
             CheckpointError: CK301, CK302 when background saves keep failing, or the last one did; CK304, CK305 before
                 the first step, for state that cannot be saved.
             StorageError: ST101, ST102, ST103, ST105 before the first step, when saves cannot work here.
@@ -242,8 +245,8 @@ class Run:
             source: Which file or dataset.
         """
         self._pulse.position(f"{source} {where}".strip())
-        if isinstance(where, int):
-            self._guarding.at(where)
+        with contextlib.suppress(TypeError):
+            self._guarding.at(operator.index(cast("SupportsIndex", where)))
 
     def save_now(self) -> None:
         """Ask for a save; any one rank may. It happens on all ranks after the same step, within two steps."""

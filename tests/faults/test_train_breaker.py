@@ -19,7 +19,7 @@ from midwatch.checkpoint.format import list_checkpoints
 pytestmark = [pytest.mark.torch, pytest.mark.procs]
 
 MIDWATCH = str(Path(sys.executable).with_name("midwatch"))
-LIMIT_S = 120.0
+LIMIT_S = 60.0
 SICK = range(25, 31)
 """Batches whose loss is not what it should be."""
 TOTAL = 40
@@ -258,6 +258,27 @@ def test_the_supervisor_starts_again_and_a_rule_decides(jobs: Callable[..., Job]
     verdicts = job.events("fault.judged")
     assert {data["fault_class"] for data in verdicts} == {"breaker_went_back"}
     assert verdicts[0]["restarts_used"] == 0, "it is nobody's failure"
+
+
+def test_what_is_decided_while_nobody_is_there_counts_at_the_next_start(jobs: Callable[..., Job]) -> None:
+    job = jobs()
+    (process,) = job.start()
+    job.until_paused()
+    process.kill()
+    process.wait()
+    job.decide("skip", "--last", str(SICK[-1]))
+    (process,) = job.start()
+    assert job.wait(process) == 0, job.story()
+    assert not {batch for _, batch, _ in job.steps()[SICK[0] :]} & set(SICK)
+
+
+def test_a_guard_on_one_rank_only_is_refused_on_both(jobs: Callable[..., Job]) -> None:
+    job = jobs("two", factor="2")
+    script = job.script.read_text()
+    job.script.write_text(script.replace("if run.guard(loss=loss).ok:", "if rank == 0 or run.guard(loss=loss).ok:"))
+    ranks = job.start(world=2)
+    assert [job.wait(process) for process in ranks] == [1, 1], job.story()
+    assert job.story().count("[GD103]") >= 2
 
 
 def test_a_hold_that_nobody_ends_stops_for_a_person(jobs: Callable[..., Job]) -> None:

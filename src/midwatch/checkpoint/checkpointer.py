@@ -231,6 +231,10 @@ class Checkpointer:
                 self.passed_over = tuple(chooser.start_over())
                 return None
             point = Loader(self.group, self._tracked, self.identity, self._recorder).load(chooser)
+            if point is None and before_step == 0:
+                # Back to before everything, and nothing older than what is in doubt.
+                self.passed_over = tuple(chooser.start_over())
+                return None
             if point is None:
                 chooser.refuse_fresh_start()
                 return None

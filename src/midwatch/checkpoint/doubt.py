@@ -10,7 +10,7 @@ import msgspec
 from midwatch.checkpoint.catalog import CheckpointInfo, list_checkpoints
 from midwatch.checkpoint.manifest import SUSPECT_FILE
 from midwatch.checkpoint.moves import mark_suspect, repair_latest
-from midwatch.core import UNREADABLE
+from midwatch.core import UNREADABLE, StorageError
 from midwatch.storage import ops, read_regular
 
 
@@ -22,13 +22,23 @@ def suspect_since(roots: Iterable[Path], run: str, step: int, reason: str, *, ru
     """Flag every committed checkpoint of this run from ``step`` on that has no flag yet; returns their names.
 
     Durability: the flags survive power loss when it returns.
+
+    Raises:
+        StorageError, OSError: The first one met; the other checkpoints are flagged all the same.
     """
     marked: list[str] = []
+    first: OSError | StorageError | None = None
     for root in roots:
         for info in _of(root, run, step, run_dir):
-            if not info.is_suspect:
+            if info.is_suspect:
+                continue
+            try:
                 mark_suspect(root, info.name, reason, run_dir=run_dir)
-                marked.append(info.name)
+            except (OSError, StorageError) as error:
+                first = first or error  # one that cannot be flagged must not keep the others trusted
+            marked.append(info.name)
+    if first is not None:
+        raise first
     return sorted(set(marked))
 
 

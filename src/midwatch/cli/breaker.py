@@ -162,8 +162,6 @@ def _refuse_unless_paused(folder: Path) -> None:
     if memory.state != "open":
         message = f"the run in {folder} is not paused (its breaker is {memory.state})"
         raise GuardError("GD102", message, state=memory.state)
-    if memory.is_going_back:
-        raise GuardError("GD102", f"it is decided already that the run in {folder} goes back: start it again")
 
 
 def _memory(desk: Desk) -> Memory:

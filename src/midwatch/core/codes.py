@@ -142,6 +142,11 @@ CODES: dict[str, Code] = {
     "GD102": Code(
         "a decision cannot be left for this run", EXIT_DATA, "`midwatch breaker show RUN` says what it does."
     ),
+    "GD103": Code(
+        "ranks judge at different places",
+        EXIT_CONFIG,
+        "Call run.guard on every rank in every step, or on none.",
+    ),
     # --- supervision ---------------------------------------------------------------------------------------------
     "SV101": Code("command not found", EXIT_USAGE, "Check the spelling and PATH; it runs without a shell."),
     "SV102": Code("another run is live on this folder", EXIT_BUSY, "Stop it first or use another --run-dir."),

@@ -9,7 +9,7 @@
     ├── MetricsError      MTxxx   metrics cannot be read, imported or indexed         exit 2, 65, 74
     ├── SuperviseError    SVxxx   a run cannot be launched, joined or kept going      exit 1, 73, 75, 93
     ├── ProtocolError     PRxxx   a message between agent and coordinator is refused  exit 76
-    ├── GuardError        GDxxx   training was stopped, or a decision cannot be taken exit 65, 93
+    ├── GuardError        GDxxx   training was stopped, or a decision cannot be taken exit 65, 78, 93
     └── TriageError       TRxxx   a recorded curve cannot be judged                   exit 65
 
 A *fault* in the world (a rank died) is data and lives in ``midwatch.faults``; an *error* is our own refusal.

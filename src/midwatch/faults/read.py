@@ -192,7 +192,7 @@ _DECIDED: Final = {
 
 
 def _read_exit(rank: RankEvidence, code: int, xid: str, lived_s: float | None) -> RankFact:
-    if code in _DECIDED:
+    if rank.is_attached and code in _DECIDED:
         fault_class, phrase = _DECIDED[code]
         return RankFact(
             evidence=rank,

@@ -6,7 +6,6 @@ Deterministic like the breaker: rank 0's clock and what people decided are share
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -68,6 +67,8 @@ class Around(msgspec.Struct, frozen=True, kw_only=True):
     signals: Signals
     leave: Leave
     """Ends this process with an exit code, everything flushed."""
+    flush: Callable[[], None]
+    """Writes down what was logged so far: during a pause people look at the curve."""
     settle_s: float
     """A save in flight gets so long to end before checkpoints are flagged."""
 
@@ -79,6 +80,8 @@ class Acting:
         self._around = around
         self._breaker = Breaker(config)
         self._is_first = around.group.rank == 0
+        self.is_running = False
+        """Training has begun: from now on going back means leaving."""
         self.in_force = InForce()
         self.applied: dict[str, float] = {}
         """Lowerings of the learning rates that are in the state of the optimizers, by id; saved with them."""
@@ -86,7 +89,8 @@ class Acting:
     @property
     def has_history(self) -> bool:
         """Something was going on when the run was here last, so a fresh start is news as well."""
-        return self.in_force.before_step is not None or self._breaker.state != "closed"
+        is_unlowered = any(one.id not in self.applied for one in self.in_force.lowered)
+        return self.in_force.before_step is not None or self._breaker.state != "closed" or is_unlowered
 
     @property
     def lr_factor(self) -> float:
@@ -110,14 +114,19 @@ class Acting:
                 self._breaker.load_state_dict(told["memory"])
         except msgspec.ValidationError as error:
             _log.warning("the circuit breaker's memory is damaged and begins anew: %s", error)
+        self._breaker.memory.is_going_back = False  # it is now
+        for decision in told["decisions"]:
+            self._decide(msgspec.structs.replace(msgspec.convert(decision, Decision), now_ns=told["now_ns"]))
 
     def _kept(self) -> dict[str, Any]:
         """An error travels as a message, so that no rank waits for one that gave up."""
         desk = self._around.desk
         try:
-            return {"in_force": msgspec.to_builtins(desk.in_force()), "memory": desk.memory()}
+            told = {"in_force": msgspec.to_builtins(desk.in_force()), "memory": desk.memory()}
         except OSError as error:
             return {"error": as_storage_error(error, f"reading {desk.folder}").as_dict()}
+        # Left while nobody was there: for the pause in which the run was when it ended.
+        return told | (self._news() if told["memory"].get("state") == "open" else {"decisions": [], "now_ns": 0})
 
     def resumed(self, step: int, rates: list[Any]) -> None:
         """Training goes on at ``step``; ``rates`` are the optimizers and the scheduler."""
@@ -172,6 +181,7 @@ class Acting:
                     self._trust(one.since_step)
                 case Pause():
                     is_paused = True
+                    self._around.flush()
                     self._discard_decisions()
                     self._record(
                         "breaker.paused", one.step, cause=one.cause, kind=one.kind, why=one.why, until_ns=one.until_ns
@@ -192,6 +202,7 @@ class Acting:
     def _hold(self) -> None:
         """No optimizer step is made until somebody decides; bounded by ``guards.breaker.hold_s``."""
         around = self._around
+        around.signals.keep_for_later()
         while self._breaker.state == "open":
             # Each look is a phase of its own: the watch sees that this is no hang.
             with around.phase(PAUSED):
@@ -239,10 +250,10 @@ class Acting:
         if decision.act == "skip_range" and decision.first is not None and decision.last is not None:
             self.in_force.skipped.append((decision.first, decision.last))
         if decision.act == "lower_lr" and decision.factor is not None:
-            lowered = Lowered(id=secrets.token_hex(4), factor=decision.factor, before_step=back.before_step)
+            name = f"{decision.now_ns}-{len(self.in_force.lowered)}"  # the same on all ranks
+            lowered = Lowered(id=name, factor=decision.factor, before_step=back.before_step)
             self.in_force.lowered.append(lowered)
-        self._keep_in_force()
-        self.keep()
+        is_written = self._keep_in_force()
         self._record(
             "breaker.went_back",
             self._breaker.memory.step,
@@ -250,13 +261,17 @@ class Acting:
             before_step=back.before_step,
             act=decision.act,
         )
-        self._out(
-            "warning", f"leaving to go back before step {back.before_step} ({decision.act}); start again to go on"
-        )
-        self._leave(EXIT_GO_BACK)
+        if self.is_running:
+            self._out("warning", f"leaving to go back before step {back.before_step} ({decision.act})")
+            self._leave(EXIT_GO_BACK, is_written=is_written)
 
-    def _leave(self, exit_code: int) -> NoReturn:
+    def _leave(self, exit_code: int, *, is_written: bool = True) -> NoReturn:
         self.keep()
+        # Nobody leaves before rank 0 has written down what was decided: a launcher ends all ranks with the first.
+        told = self._around.group.broadcast({"is_written": is_written} if self._is_first else None)
+        if not told["is_written"]:
+            self._out("error", "[GD101] what was decided cannot be written down, so the run ends here")
+            exit_code = EXIT_DO_NOT_REQUEUE
         self._around.signals.finish()
         self._around.leave(exit_code)
 
@@ -272,7 +287,8 @@ class Acting:
 
     def _suspect(self, since: int) -> None:
         try:
-            names = self._around.checkpointer.suspect_since(since, _reason(since))
+            with self._around.phase("checkpoint_save"):
+                names = self._around.checkpointer.suspect_since(since, _reason(since))
         except (MidwatchError, OSError) as error:
             _log.error("checkpoints since step %d could not be flagged as suspect: %s", since, error)
             return
@@ -281,7 +297,8 @@ class Acting:
 
     def _trust(self, since: int) -> None:
         try:
-            names = self._around.checkpointer.trust_again(since, _reason(since))
+            with self._around.phase("checkpoint_save"):
+                names = self._around.checkpointer.trust_again(since, _reason(since))
         except (MidwatchError, OSError) as error:
             _log.error("checkpoints since step %d are still flagged as suspect: %s", since, error)
             return
@@ -298,12 +315,15 @@ class Acting:
                     _scale_rates(thing, one.factor)
                 self._out("warning", f"learning rates are multiplied by {one.factor:g}, as was decided")
 
-    def _keep_in_force(self) -> None:
+    def _keep_in_force(self) -> bool:
+        """Whether it is written down; true on ranks that do not write."""
         if self._is_first:
             try:
                 self._around.desk.keep_in_force(self.in_force)
             except OSError as error:
                 _log.error("what was decided cannot be written down: %s", error)
+                return False
+        return True
 
     def _say(self, said: Say) -> None:
         self._out(said.level, said.sentence)

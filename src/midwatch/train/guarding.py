@@ -35,6 +35,7 @@ class Guarding:
         self._exchange = Exchange(around.group)
         self._position: int | None = None
         self._is_lagging = False
+        self._is_prepared = False
         self._later: _Due | None = None
         self._told_unskipped = False
         self._has_asked_to_skip = False
@@ -69,6 +70,7 @@ class Guarding:
         is_on_gpu = model is not None and any(parameter.is_cuda for parameter in model.parameters())
         self._is_lagging = any(answer["is_on_gpu"] for answer in self._around.group.gather({"is_on_gpu": is_on_gpu}))
         self._acting.prepare()
+        self._is_prepared = True
         return self._acting.in_force.before_step if is_bound else None
 
     def begin(self, start: int, *, is_resumed: bool, rates: list[Any]) -> None:
@@ -82,6 +84,13 @@ class Guarding:
             self._guards.resumed(start)
         if is_resumed or self._acting.has_history:
             self._acting.resumed(start, rates)
+        self._acting.is_running = True
+
+    def ensure_begun(self, start: int, model: Any) -> None:
+        """For scripts that do not resume: what was decided holds for them as well."""
+        if not self._is_prepared:
+            self.prepare(model, is_bound=False)
+            self.begin(start, is_resumed=False, rates=[])
 
     def boundary(self, step: int) -> None:
         """A step is done. Pauses, and leaves the process, where the breaker says so.
@@ -102,9 +111,10 @@ class Guarding:
 
     def check(self, step: int, values: Mapping[str, Any]) -> Judgement:
         """Judge numbers of a step before its optimizer step is made; pauses as ``boundary`` does."""
+        self.finish()  # in their order: what was to be judged later comes first
         self._readings.add(values)
         numbers = _with(self._readings.take().numbers(), self._position)
-        agreed = self._exchange.agree(step, numbers, SYSTEM_CLOCK.wall_ns() // 1000)
+        agreed = self._exchange.agree(step, numbers, SYSTEM_CLOCK.wall_ns() // 1000, is_early=True)
         if self._exchange.is_late:
             if agreed is not None:
                 self._judge(agreed)
@@ -183,6 +193,9 @@ class NoGuards:
         return None
 
     def begin(self, start: int, *, is_resumed: bool, rates: list[Any]) -> None:
+        pass
+
+    def ensure_begun(self, start: int, model: Any) -> None:
         pass
 
     def boundary(self, step: int) -> None:

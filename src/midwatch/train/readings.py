@@ -11,13 +11,14 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from midwatch.checkpoint import ControlGroup
+from midwatch.core import GuardError
 from midwatch.guards import NUMBERS, Sample, sample_of
 
 MEANT: Final = ("loss", "grad_norm")
 """Numbers that may differ from rank to rank; the mean over the ranks that have one counts."""
 TAKEN: Final = ("lr", *(name for name in NUMBERS if name not in MEANT), "skipped")
 """Numbers that are the same on all ranks: the lowest rank's counts, so that one rank may log for all."""
-NAMES: Final = (*MEANT, *TAKEN, "position", "now_us")
+NAMES: Final = (*MEANT, *TAKEN, "position", "now_us", "place")
 RANKS_AT_ONCE: Final = 64
 """Up to so many ranks the numbers of each are exchanged at every step. Beyond, a sum over all is begun at one step and
 looked at one step later: a ring through thousands of ranks takes longer than anybody would wait."""
@@ -69,7 +70,7 @@ class Agreed:
 
     def sample(self, lr_factor: float) -> Sample:
         """For the guards; ``lr_factor``: what was decided against the plan is no departure from it."""
-        known = {name: value for name, value in self._found.items() if name not in ("position", "now_us")}
+        known = {name: value for name, value in self._found.items() if name not in ("position", "now_us", "place")}
         if "lr" in known:
             known["lr"] /= lr_factor
         sample = sample_of(self.step, known)
@@ -89,12 +90,20 @@ class Exchange:
         """The numbers of a step come out one step later."""
         return self._group.world_size > RANKS_AT_ONCE
 
-    def agree(self, step: int, mine: Mapping[str, float], now_us: int) -> Agreed | None:
+    def agree(self, step: int, mine: Mapping[str, float], now_us: int, *, is_early: bool = False) -> Agreed | None:
         """This step's numbers; for very many ranks those of the step before, None at first.
+
+        Args:
+            is_early: Before the optimizer's step, which must be so on all ranks.
+
+        Raises:
+            GuardError: GD103 on every rank: some judge before the optimizer's step and others do not.
 
         Blocking: until all ranks are there, which after a step of synchronous training they are.
         """
-        numbers = {**mine, "now_us": float(now_us)} if self._group.rank == 0 else dict(mine)
+        numbers = {**mine, "place": 2.0 * step + (not is_early)}
+        if self._group.rank == 0:
+            numbers["now_us"] = float(now_us)
         if self._group.world_size == 1:
             return Agreed(step, numbers, {})
         if not self.is_late:
@@ -116,6 +125,7 @@ class Exchange:
     def _gathered(self, step: int, numbers: Mapping[str, float]) -> Agreed:
         row = [float(name in numbers) for name in NAMES] + [numbers.get(name, 0.0) for name in NAMES]
         table = self._group.gather_numbers(torch.tensor(row, dtype=torch.float64)).tolist()
+        _refuse_apart([line[-1] for line in table])
         found: dict[str, float] = {}
         by_rank: dict[str, dict[int, float]] = {}
         for column, name in enumerate(NAMES):
@@ -126,6 +136,13 @@ class Exchange:
             if name in MEANT and len(set(have.values())) > 1:
                 by_rank[name] = have
         return Agreed(step, found, by_rank)
+
+
+def _refuse_apart(places: list[float]) -> None:
+    if len(set(places)) > 1:
+        common = max(set(places), key=places.count)
+        odd = [rank for rank, place in enumerate(places) if place != common]
+        raise GuardError("GD103", f"ranks {odd[:8]} are at another place of the loop than the others", ranks=odd)
 
 
 def _mean(values: list[float]) -> float:

@@ -166,6 +166,7 @@ class Run:
             SuperviseError: SV108 when the supervisor does not give the go within ``watch.resume_timeout_s``.
         """
         session, checkpointer, _, signals = self._open()
+        self._guarding.ensure_begun(start, self._tracked.get("model"))
         if self._env.is_gated:
             exit_code = await_go(self._pulse, self._env.rank, self.config.watch.resume_timeout_s)
             if exit_code is not None:
@@ -294,6 +295,7 @@ class Run:
                 phase=self.phase,
                 signals=signals,
                 leave=lambda exit_code: self._leave(exit_code, CRASH_FLUSH_S),
+                flush=metrics.flush,
                 settle_s=2 * self.config.checkpoint.commit_timeout_s,
             )
             is_scaled = self._tracked.get("scaler") is not None
@@ -355,6 +357,7 @@ class Run:
         if is_first and self._env.is_supervised and self._env.local_rank == 0:
             note_imports(self._paths.run_dir, self._env.node)
         if asked & Flag.STOP and not is_last:
+            self._guarding.finish()
             signals.finish()
             self._settle()
             session.recorder.record("run.stopped", step=step)

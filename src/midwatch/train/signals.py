@@ -58,6 +58,10 @@ class Signals:
         self._flight = (self._group.start_max(box), box)
         return agreed
 
+    def keep_for_later(self) -> None:
+        """What is on its way becomes a request that is still to be made. All ranks call it at the same place."""
+        self._own |= self._await_agreement()
+
     def finish(self) -> None:
         """Wait for what is on its way, so that no rank leaves a collective the others are in."""
         self._await_agreement()

@@ -133,7 +133,8 @@ class Memory:
     def grant_restart(self, kind: str) -> None:
         """Count it against its budget: a key of ``restart.limits``, or "none"."""
         self.budgets.take(kind)
-        self.restarts_in_a_row += 1
+        # What the ranks decided themselves is no failure: there is nothing to wait for.
+        self.restarts_in_a_row += kind != "none"
 
     def note_step(self, step: int) -> bool:
         """The slowest rank finished ``step``; True when that refilled a used budget."""

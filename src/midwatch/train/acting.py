@@ -44,6 +44,7 @@ from midwatch.guards import (
     Ticked,
 )
 from midwatch.storage import as_storage_error
+from midwatch.train.rates import scale_rates
 from midwatch.train.signals import Signals
 
 _log = logging.getLogger(__name__)
@@ -312,7 +313,7 @@ class Acting:
             if one.id not in self.applied:
                 self.applied[one.id] = one.factor
                 for thing in rates:
-                    _scale_rates(thing, one.factor)
+                    scale_rates(thing, one.factor)
                 self._out("warning", f"learning rates are multiplied by {one.factor:g}, as was decided")
 
     def _keep_in_force(self) -> bool:
@@ -338,16 +339,3 @@ class Acting:
 
 def _reason(since: int) -> str:
     return f"numbers out of their band since step {since}"
-
-
-def _scale_rates(thing: Any, factor: float) -> None:
-    """An optimizer's or a scheduler's rates, those that it starts from included."""
-    for group in getattr(thing, "param_groups", ()):
-        for name in ("lr", "initial_lr"):
-            if isinstance(group.get(name), torch.Tensor):
-                group[name].mul_(factor)
-            elif name in group:
-                group[name] *= factor
-    bases = getattr(thing, "base_lrs", None)
-    if isinstance(bases, list):
-        thing.base_lrs = [base * factor for base in bases]

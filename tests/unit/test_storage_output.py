@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -65,6 +66,23 @@ def test_a_disk_that_refuses_direct_writes_at_any_point(
     monkeypatch.setattr(ops.os, "pwrite", picky)
     chunks = image(4 * CHUNK + 77)
     write(tmp_path / "file", chunks, depth=depth)
+    assert (tmp_path / "file").read_bytes() == b"".join(chunks)
+
+
+def test_two_writes_that_are_refused_at_once_both_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = os.pwrite
+    both = threading.Barrier(2)
+
+    def picky(fd: int, view: memoryview, position: int) -> int:
+        if ops.fcntl.fcntl(fd, ops.fcntl.F_GETFL) & os.O_DIRECT:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(5)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return honest(fd, view, position)
+
+    monkeypatch.setattr(ops.os, "pwrite", picky)
+    chunks = image(2 * CHUNK)
+    write(tmp_path / "file", chunks, depth=2)
     assert (tmp_path / "file").read_bytes() == b"".join(chunks)
 
 

@@ -93,12 +93,14 @@ class OutputFile:
         while len(view):
             if self._is_direct and (len(view) < DIRECT_ALIGNMENT or position % DIRECT_ALIGNMENT):
                 self._leave_direct()
+            # As it was when this write began: another thread's may be refused meanwhile.
+            is_direct = self._is_direct
             # The tail alone goes through the page cache, not the megabytes before it.
-            piece = view[: len(view) // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT] if self._is_direct else view
+            piece = view[: len(view) // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT] if is_direct else view
             try:
                 count = os.pwrite(self._fd, piece, position)
             except OSError as error:
-                if error.errno != errno.EINVAL or not self._is_direct:
+                if error.errno != errno.EINVAL or not is_direct:
                     raise
                 self._leave_direct()
                 continue

@@ -99,8 +99,11 @@ class Trial:
                 cwd=self.folder,
             )
         self.launchers.append(launcher)
-        joined = lambda: any(event["data"]["node"] == name for event in self.events("node.joined"))  # noqa: E731
-        self.until(f"{name} to join", joined, UP_S)
+        self.until(f"{name} to join", lambda: name in self.joined(), UP_S)
+
+    def joined(self) -> set[str]:
+        """The nodes that came so far."""
+        return {event["data"]["node"] for event in self.events("node.joined")}
 
     def lose(self, launcher: subprocess.Popen[bytes]) -> None:
         """Everything of that node at once, as when its power fails or its kernel hangs."""

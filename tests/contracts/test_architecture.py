@@ -70,6 +70,7 @@ OUTSIDE = {
 
 BROAD = {
     "supervise/agent.py": "the agent cycle",
+    "supervise/coordinator.py": "a bug of the decision core: what replays it is kept, and the process ends",
     "checkpoint/pipeline.py": "the background writer",
     "supervise/parked.py": "the imports and the script of others, as an interpreter would",
     "probes/runner.py": "the probe runner",

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midwatch.core import TriageError
+from midwatch.audit.importers.table import looks_like_table
+from midwatch.core import STEP_COLUMNS, TriageError
 from midwatch.triage import Replayed, read_facts, replay, report
 from midwatch.triage.textfile import TextFile
 
@@ -45,6 +46,13 @@ def judge(tmp_path: Path) -> Callable[[str | bytes], Replayed]:
 
 
 Judge = Callable[[str | bytes], Replayed]
+
+
+@pytest.mark.parametrize("name", STEP_COLUMNS)
+def test_what_can_be_imported_can_be_judged(judge: Judge, name: str) -> None:
+    text = rows(range(300), header=f"{name},loss,grad_norm")
+    judge(text)
+    assert looks_like_table(text)
 
 
 # --- what does not count -------------------------------------------------------------------------------------------

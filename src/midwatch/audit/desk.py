@@ -53,10 +53,15 @@ class InForce(msgspec.Struct, kw_only=True):
 
 
 class Desk:
-    """The folder of one run. Rank 0 writes; others may look, and leave decisions."""
+    """The folder of one run. Rank 0 writes; others may look, and leave decisions.
 
-    def __init__(self, run_dir: Path) -> None:
+    Args:
+        is_writer: Sets damaged files aside, so that they are kept when new ones take their place.
+    """
+
+    def __init__(self, run_dir: Path, *, is_writer: bool = False) -> None:
         self._folder = run_dir / FOLDER
+        self._is_writer = is_writer
         self._kept: dict[str, Any] = {}
 
     @property
@@ -136,8 +141,9 @@ class Desk:
         except FileNotFoundError:
             return None
         except UNREADABLE as error:
-            _log.error("%s is damaged; it is kept as %s.damaged: %s", path, path.name, error)
-            ops.rename(path, path.with_name(f"{path.name}.damaged"))
+            _log.error("%s is damaged and left aside: %s", path, error)
+            if self._is_writer:
+                ops.rename(path, path.with_name(f"{path.name}.damaged"))
             return None
 
     def _write(self, name: str, what: Any) -> None:

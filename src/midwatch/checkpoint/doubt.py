@@ -36,7 +36,8 @@ def suspect_since(roots: Iterable[Path], run: str, step: int, reason: str, *, ru
                 mark_suspect(root, info.name, reason, run_dir=run_dir)
             except (OSError, StorageError) as error:
                 first = first or error  # one that cannot be flagged must not keep the others trusted
-            marked.append(info.name)
+            else:
+                marked.append(info.name)
     if first is not None:
         raise first
     return sorted(set(marked))

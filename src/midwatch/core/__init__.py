@@ -24,6 +24,7 @@ from midwatch.core.codes import (
     EXIT_USAGE,
     Code,
 )
+from midwatch.core.columns import STEP_COLUMNS
 from midwatch.core.errors import (
     UNREADABLE,
     CheckpointError,
@@ -58,6 +59,7 @@ __all__ = [
     "EXIT_USAGE",
     "LONG_PHASES",
     "NOT_KEPT",
+    "STEP_COLUMNS",
     "SYSTEM_CLOCK",
     "UNREADABLE",
     "Change",

@@ -168,13 +168,12 @@ class Coordinator:
             return
         try:
             instructions = self._supervisor.handle(event)
-        except Exception:
+        except Exception:  # noqa: BLE001 - a bug of the core must end this process, not leave it half alive
             # A bug of the core, which now stands in the middle of a turn: keep what replays it, and let the launcher
             # start a fresh process from the ledger.
             _log.exception("the decision core failed on %s", event)
             self._dump()
             os._exit(70)
-            raise
         for instruction in instructions:
             if not self._carry_out(instruction):
                 return

@@ -159,8 +159,6 @@ class Acting:
             except OSError as error:
                 _log.warning("the circuit breaker's memory cannot be written: %s", error)
 
-    # --- inside ---------------------------------------------------------------------------------------------------
-
     # --- acting ---------------------------------------------------------------------------------------------------
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
@@ -176,7 +174,9 @@ class Acting:
                 case StartTriage():
                     self._record("triage.wanted", one.step, cause=one.cause, since_step=one.since_step, kind=one.kind)
                 case MarkSuspect():
-                    self._settle_saves()
+                    if self._breaker.state == "open":
+                        # Training stands still anyway. Where it goes on, ``saved`` flags what comes later.
+                        self._settle_saves()
                     self._suspect(one.since_step)
                 case ClearSuspect():
                     self._trust(one.since_step)
@@ -243,6 +243,8 @@ class Acting:
         went_on = self._breaker.handle(decision)
         self._carry_out(went_on)
         if any(isinstance(one, GoOn) for one in went_on):
+            self.in_force.before_step = None  # decided on before, and not done yet
+            self._keep_in_force()
             self._out("warning", f"training goes on: {decision.by}: {decision.reason or 'no reason given'}")
 
     def _go_back(self, back: GoBack) -> None:

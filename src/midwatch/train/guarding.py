@@ -115,11 +115,9 @@ class Guarding:
         self._readings.add(values)
         numbers = _with(self._readings.take().numbers(), self._position)
         agreed = self._exchange.agree(step, numbers, SYSTEM_CLOCK.wall_ns() // 1000, is_early=True)
-        if self._exchange.is_late:
-            if agreed is not None:
-                self._judge(agreed)
+        if agreed is None:
             agreed = self._exchange.finish()
-        assert agreed is not None
+        assert agreed is not None, "begun just now, so it comes out here"
         return self._judge(agreed)
 
     def saved(self, events: Iterable[SaveEvent]) -> None:

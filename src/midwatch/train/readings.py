@@ -97,7 +97,8 @@ class Exchange:
             is_early: Before the optimizer's step, which must be so on all ranks.
 
         Raises:
-            GuardError: GD103 on every rank: some judge before the optimizer's step and others do not.
+            GuardError: GD103 on every rank: some judge before the optimizer's step and others do not. With very many
+                ranks this is not seen.
 
         Blocking: until all ranks are there, which after a step of synchronous training they are.
         """

@@ -291,7 +291,7 @@ class Run:
                 group=session.group,
                 checkpointer=checkpointer,
                 recorder=session.recorder,
-                desk=Desk(self._paths.run_dir),
+                desk=Desk(self._paths.run_dir, is_writer=session.identity.rank == 0),
                 phase=self.phase,
                 signals=signals,
                 leave=lambda exit_code: self._leave(exit_code, CRASH_FLUSH_S),

@@ -8,8 +8,17 @@ from typing import Final
 
 import msgspec
 
+from midwatch.core import STEP_COLUMNS
+
+
+def _plain(name: str) -> str:
+    # Exports of several runs put the run's name before that of the metric: "run-7 - train/loss".
+    name = name.rpartition(" - ")[2]
+    return re.sub(r"[\s/.\-]+", "_", name.strip().strip("#").strip().lower())
+
+
 NAMES: Final[dict[str, tuple[str, ...]]] = {
-    "step": ("step", "iteration", "iter", "global_step", "_step", "train_step", "train_global_step", "steps", "it"),
+    "step": tuple(map(_plain, STEP_COLUMNS)),
     "attempt": ("attempt", "run_attempt", "attempt_id"),
     "rank": ("rank", "global_rank"),
     "excerpt": ("fragment", "segment", "excerpt", "run", "run_id", "run_name"),
@@ -75,9 +84,3 @@ def find_columns(header: Sequence[str]) -> Columns | None:
         if len(pairs) > 1:
             by_rank[what] = tuple(sorted(pairs))
     return Columns(count=len(plain), at=at, by_rank=by_rank)
-
-
-def _plain(name: str) -> str:
-    # Exports of several runs put the run's name before that of the metric: "run-7 - train/loss".
-    name = name.rpartition(" - ")[2]
-    return re.sub(r"[\s/.\-]+", "_", name.strip().strip("#").strip().lower())

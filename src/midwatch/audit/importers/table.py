@@ -10,14 +10,8 @@ from typing import Final, NamedTuple, TextIO
 
 from midwatch.audit.importers.numbers import MISSING, number_of, seconds_to_ns, step_of, time_in
 from midwatch.audit.importers.rows import MOST_METRICS, Notes, Row
-from midwatch.core import MetricsError
+from midwatch.core import STEP_COLUMNS, MetricsError
 from midwatch.storage import open_regular
-
-STEP_COLUMNS: Final = (
-    *("step", "global_step", "trainer/global_step", "_step", "iteration", "iter", "iterations", "steps"),
-    *("update", "updates", "num_updates", "train/global_step"),
-)
-"""Names that are looked for, best first, in any case of letters."""
 
 SAMPLE_ROWS: Final = 1000
 """Rows that decide which columns are text: a column of hashes holds some that look like numbers."""

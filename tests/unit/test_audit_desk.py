@@ -1,0 +1,58 @@
+"""What a breaker knows and what people decide, in files: each decision once, and nothing moved by a reader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midwatch.audit import Desk, InForce
+from midwatch.checkpoint import ControlGroup
+from midwatch.config import GuardsConfig
+from midwatch.core import NullRecorder
+from midwatch.train.acting import Acting, Around
+
+
+def test_each_decision_is_taken_once_and_in_order(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, is_writer=True)
+    for number in range(3):
+        desk.leave({"number": number})
+    assert len(Desk(tmp_path).waiting()) == 3
+    assert [one["number"] for one in desk.take()] == [0, 1, 2]
+    assert desk.take() == []
+    assert len(list((desk.folder / "decisions" / "taken").iterdir())) == 3
+
+
+def test_only_the_writer_sets_a_damaged_file_aside(tmp_path: Path) -> None:
+    damaged = tmp_path / "guards" / "in-force.json"
+    damaged.parent.mkdir()
+    damaged.write_text('{"skipped": [[1')
+    assert Desk(tmp_path).in_force() == InForce()
+    assert damaged.exists()
+    writer = Desk(tmp_path, is_writer=True)
+    assert writer.in_force() == InForce()
+    writer.keep_in_force(InForce(skipped=[(1, 2)]))
+    assert damaged.with_name("in-force.json.damaged").read_text() == '{"skipped": [[1'
+    assert Desk(tmp_path).in_force().is_skipped(2)
+
+
+@pytest.mark.torch
+def test_a_folder_that_cannot_be_written_does_not_stop_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "guards").write_text("in the way")
+    nothing: Any = None
+    around = Around(
+        group=ControlGroup(0, 1),
+        checkpointer=nothing,
+        recorder=NullRecorder(),
+        desk=Desk(tmp_path, is_writer=True),
+        phase=nothing,
+        signals=nothing,
+        leave=nothing,
+        flush=nothing,
+        settle_s=1.0,
+    )
+    Acting(GuardsConfig(), around).keep()
+    assert "cannot be written" in caplog.text

@@ -328,12 +328,18 @@ class LogsConfig(_Leaf, frozen=True, kw_only=True):
 
 
 class PushConfig(_Leaf, frozen=True, kw_only=True):
-    """Where `midwatch metrics push` sends to: whatever takes Prometheus remote write."""
+    """Where metrics are sent: by `midwatch run` while it lives, by `midwatch metrics push` on request."""
 
     url: str = ""
     """Of the receiver, such as ``http://victoria:8428/api/v1/write``. Empty: nothing is sent."""
+    kind: Literal["auto", "remote_write", "otlp"] = "auto"
+    """The protocol. auto: OTLP for an address that ends in ``/v1/metrics``, else Prometheus remote write."""
     token_file: str = ""
     """A file whose content is sent as a bearer token. Empty: none."""
+    every_s: Positive = 5.0
+    """Between two deliveries of a live run."""
+    drain_s: NotNegative = 10.0
+    """How long the end of a run waits for a receiver that is away. What is left stays in the run folder."""
 
 
 class MetricsConfig(_Leaf, frozen=True, kw_only=True):
@@ -341,6 +347,9 @@ class MetricsConfig(_Leaf, frozen=True, kw_only=True):
 
     index_dir: str = ""
     """Where indexes lie, on a disk of this host. Empty: a folder of this user's in /var/tmp."""
+    listen: str = ""
+    """Where each node of a live run answers Prometheus: ``HOST:PORT``, or a port on loopback; port 0 takes a free one.
+    Empty: nowhere."""
     push: PushConfig = PushConfig()
 
 

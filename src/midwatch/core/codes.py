@@ -38,6 +38,9 @@ CODES: dict[str, Code] = {
     "CF104": Code("configuration file missing or unreadable", EXIT_CONFIG, "Check the path and its permissions."),
     "CF105": Code("configuration file is not valid TOML", EXIT_CONFIG, "Fix the line named in the message."),
     "CF106": Code("configuration values contradict each other", EXIT_CONFIG, "Change one of the two named keys."),
+    "CF107": Code(
+        "a library that this needs is not installed", EXIT_CONFIG, "Install the extra: pip install 'midwatch[NAME]'."
+    ),
     # --- storage -------------------------------------------------------------------------------------------------
     "ST101": Code(
         "no space left", EXIT_IO, "Free space or lower checkpoint.keep_last; `midwatch doctor` shows the need."
@@ -133,6 +136,7 @@ CODES: dict[str, Code] = {
         "no place for the index of metrics", EXIT_IO, "Set metrics.index_dir to a folder on a disk of this host."
     ),
     "MT106": Code("metrics cannot be delivered", EXIT_IO, "The message says what the receiver answered."),
+    "MT107": Code("the page of metrics cannot be served", EXIT_IO, "Choose another metrics.listen: HOST:PORT."),
     # --- the circuit breaker -------------------------------------------------------------------------------------
     "GD101": Code(
         "the circuit breaker ended the run",
@@ -146,6 +150,11 @@ CODES: dict[str, Code] = {
         "ranks judge at different places",
         EXIT_CONFIG,
         "Call run.guard on every rank in every step, or on none.",
+    ),
+    # --- alerts --------------------------------------------------------------------------------------------------
+    "AL101": Code("an alert was not delivered", EXIT_IO, "`midwatch alerts test` says what each target answers."),
+    "AL102": Code(
+        "nobody can be alerted", EXIT_CONFIG, "Name a target in [alerts.to], and where its secret is kept."
     ),
     # --- supervision ---------------------------------------------------------------------------------------------
     "SV101": Code("command not found", EXIT_USAGE, "Check the spelling and PATH; it runs without a shell."),

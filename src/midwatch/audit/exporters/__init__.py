@@ -1,7 +1,10 @@
-"""Metrics out: a page for Prometheus, remote write, TensorBoard; one protocol for further bridges."""
+"""Metrics out: a page for Prometheus, remote write, OTLP, TensorBoard; one protocol for further bridges."""
 
 from midwatch.audit.exporters.http_push import RemoteWriteSink
+from midwatch.audit.exporters.page_server import Listen, PageServer, joined
+from midwatch.audit.exporters.push_trouble import PushTrouble
 from midwatch.audit.exporters.pusher import Pusher, PushReport
+from midwatch.audit.exporters.run_families import LedgerCounts, breaker_families
 from midwatch.audit.exporters.sink import Outgoing, Sink, SinkAwayError, SinkError, SinkRefusedError
 from midwatch.audit.exporters.targets import sink_of
 from midwatch.audit.exporters.tensorboard import TensorBoardSink
@@ -10,8 +13,12 @@ from midwatch.audit.exporters.text import CONTENT_TYPE, Family, Sample, render, 
 __all__ = [
     "CONTENT_TYPE",
     "Family",
+    "LedgerCounts",
+    "Listen",
     "Outgoing",
+    "PageServer",
     "PushReport",
+    "PushTrouble",
     "Pusher",
     "RemoteWriteSink",
     "Sample",
@@ -20,6 +27,8 @@ __all__ = [
     "SinkError",
     "SinkRefusedError",
     "TensorBoardSink",
+    "breaker_families",
+    "joined",
     "render",
     "sink_of",
     "training_families",

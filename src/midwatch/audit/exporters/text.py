@@ -18,6 +18,7 @@ VALUE: Final = "midwatch_metric"
 """One family for whatever the script logs, with the script's word as a label: ``eval/acc@1`` and ``eval.acc_1`` would
 be one name otherwise, and no word of a script can collide with a name of ours."""
 STEP: Final = "midwatch_step"
+LOGGED: Final = "midwatch_logged_timestamp_seconds"
 
 _NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -62,18 +63,24 @@ def training_families(newest: Iterable[Newest], run: str) -> list[Family]:
     """The newest values of a run's metrics, and how far each rank's attempt has got."""
     values: list[Sample] = []
     steps: dict[tuple[int, int], int] = {}
+    times: dict[tuple[int, int], int] = {}
     for one in newest:
         labels = {"run": run, "attempt": str(one.attempt), "rank": str(one.rank)}
         values.append(Sample(one.value, {**labels, "metric": one.metric}))
-        steps[one.attempt, one.rank] = max(one.step, steps.get((one.attempt, one.rank), one.step))
-    reached = [
-        Sample(step, {"run": run, "attempt": str(attempt), "rank": str(rank)})
-        for (attempt, rank), step in steps.items()
-    ]
+        place = one.attempt, one.rank
+        steps[place] = max(one.step, steps.get(place, one.step))
+        times[place] = max(one.ts_ns, times.get(place, 0))
+    reached = [Sample(step, _placed(run, place)) for place, step in steps.items()]
+    logged = [Sample(ts_ns / 1e9, _placed(run, place)) for place, ts_ns in times.items() if ts_ns]
     return [
         Family(VALUE, "Newest value of a number that the training script logged.", "gauge", values),
         Family(STEP, "Newest step for which a number was logged.", "gauge", reached),
+        Family(LOGGED, "When the newest of these numbers was logged, in Unix time.", "gauge", logged),
     ]
+
+
+def _placed(run: str, place: tuple[int, int]) -> dict[str, str]:
+    return {"run": run, "attempt": str(place[0]), "rank": str(place[1])}
 
 
 def _family(family: Family) -> str:

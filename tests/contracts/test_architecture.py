@@ -23,7 +23,7 @@ TEXTS = {path: path.read_text() for path in SOURCES}
 TREES = {path: ast.parse(text, str(path)) for path, text in TEXTS.items()}
 
 TORCH_FREE = [
-    *((name,) for name in ("audit.exporters", "audit.importers", "audit.index")),
+    *((name,) for name in ("audit.alerts", "audit.exporters", "audit.importers", "audit.index")),
     *((name,) for name in ("core", "config", "storage", "pulse", "faults", "supervise", "supervise.decide", "audit")),
     *((name,) for name in ("probes", "cluster", "guards", "triage")),
     *((name,) for name in ("checkpoint", "checkpoint.format", "checkpoint.persist", "cli.main", "testing")),
@@ -36,6 +36,7 @@ ENVIRONMENT = ("config/", "pulse/", "testing/", "supervise/parked.py")
 """The parked process becomes a rank, and so takes a rank's environment on."""
 
 OUTSIDE = {
+    "audit/alerts/child.py": "the user's own program, and the library for many services",
     "audit/provenance_git.py": "git, bounded",
     "checkpoint/address.py": "the receipt store's listening socket and the own address",
     "checkpoint/board_server.py": "the receipt store",
@@ -77,7 +78,7 @@ BROAD = {
 }
 
 DOORS_WITHIN = (
-    *("audit.exporters", "audit.importers", "audit.index"),
+    *("audit.alerts", "audit.exporters", "audit.importers", "audit.index"),
     *("checkpoint.format", "supervise.decide", "supervise.messages"),
 )
 """Rooms of their own inside a room."""
@@ -113,7 +114,7 @@ WALL_CLOCK = {
 """Who still reads the wall clock without ``core.clock``; to become shorter, never longer."""
 
 ROOMS = [
-    *("audit.exporters", "audit.importers", "audit.index"),
+    *("audit.alerts", "audit.exporters", "audit.importers", "audit.index"),
     *("core", "config", "storage", "pulse", "faults", "probes", "cluster", "guards", "audit"),
     *("checkpoint", "checkpoint.format", "triage", "train", "testing"),
 ]

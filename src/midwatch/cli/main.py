@@ -19,6 +19,7 @@ from midwatch import __version__
 from midwatch.core import MidwatchError, printable
 
 VERBS: Final[dict[str, str]] = {
+    "alerts": "Try whether people can be told, see what they were told.",
     "breaker": "See why training is paused, and decide.",
     "ckpt": "List, verify, show and explain checkpoints.",
     "config": "Show the configuration midwatch would use.",

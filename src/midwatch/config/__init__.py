@@ -1,5 +1,6 @@
 """The configuration: typed leaves, where they come from, their hash, and the one door to the environment."""
 
+from midwatch.config.alerts import AlertKind, AlertsConfig, AlertTargetsConfig, SmtpConfig
 from midwatch.config.env import RankEnv, RunPaths, expand_path, inherited_environment, read_rank_env, resolve_paths
 from midwatch.config.hashing import canonical_json, config_hash, plain_data
 from midwatch.config.load import LoadedConfig, Origin, dump_config, flatten_config, load_config, trace_config
@@ -17,6 +18,8 @@ from midwatch.config.schema import (
     IsolateConfig,
     KeepConfig,
     LimitsConfig,
+    MetricsConfig,
+    PushConfig,
     RestartConfig,
     ResumeConfig,
     RunConfig,
@@ -26,12 +29,16 @@ from midwatch.config.schema import (
     TrustConfig,
     WatchConfig,
 )
+from midwatch.config.secret import is_reference, read_secret
 from midwatch.config.sections import make_section, semantic_section
 from midwatch.config.slurm import expand_hosts, slurm_conf, slurm_node, slurm_peers
 
 __all__ = [
     "REDACTED",
     "AdoptConfig",
+    "AlertKind",
+    "AlertTargetsConfig",
+    "AlertsConfig",
     "BreakerConfig",
     "CheckpointConfig",
     "Config",
@@ -43,8 +50,10 @@ __all__ = [
     "KeepConfig",
     "LimitsConfig",
     "LoadedConfig",
+    "MetricsConfig",
     "Origin",
     "OutsidePlace",
+    "PushConfig",
     "RankEnv",
     "RestartConfig",
     "ResumeConfig",
@@ -52,6 +61,7 @@ __all__ = [
     "RunPaths",
     "ScheduleConfig",
     "SecureConfig",
+    "SmtpConfig",
     "StagingConfig",
     "TrustConfig",
     "WatchConfig",
@@ -62,12 +72,14 @@ __all__ = [
     "expand_path",
     "flatten_config",
     "inherited_environment",
+    "is_reference",
     "is_secret_name",
     "load_config",
     "make_section",
     "plain_data",
     "read_outside_place",
     "read_rank_env",
+    "read_secret",
     "redact",
     "redact_environment",
     "redact_list",

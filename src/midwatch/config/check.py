@@ -11,9 +11,11 @@ from typing import Any, Literal, NamedTuple, cast, get_args, get_origin
 
 import msgspec
 
+from midwatch.config.alerts import AlertsConfig
 from midwatch.config.env import real_path
 from midwatch.config.redact import redact
 from midwatch.config.schema import CheckpointConfig, Config, GuardsConfig
+from midwatch.config.secret import is_reference
 
 Table = type[msgspec.Struct]
 
@@ -135,6 +137,7 @@ def contradictions(config: Config) -> Iterable[Problem]:
         yield _pair("watch.floor_s", watch.floor_s, "watch.phase_timeout_s", watch.phase_timeout_s, "must not exceed")
     yield from _of_checkpoints(config.checkpoint, config.checkpoint.dir or f"{config.run.dir}/checkpoints")
     yield from _of_guards(config.guards)
+    yield from _of_alerts(config.alerts)
     if (url := config.metrics.push.url) and not url.startswith(("http://", "https://")):
         # Not quoted: there may be a password in it.
         yield Problem("CF102", "metrics.push.url", "metrics.push.url must begin with http:// or https://")
@@ -172,6 +175,26 @@ def _of_guards(guards: GuardsConfig) -> Iterable[Problem]:
     if plan.kind != "constant" and plan.total_steps <= max(plan.warmup_steps, plan.decay_start):
         end, begin = plan.total_steps, max(plan.warmup_steps, plan.decay_start)
         yield _pair("guards.schedule.total_steps", end, "guards.schedule.warmup_steps", begin, "must exceed")
+
+
+def _of_alerts(alerts: AlertsConfig) -> Iterable[Problem]:
+    to, smtp = alerts.to, alerts.smtp
+    kept = {"webhook": to.webhook, "slack": to.slack, "pagerduty": to.pagerduty, "apprise": to.apprise}
+    for name, references in kept.items():
+        if not all(map(is_reference, references)):
+            yield _not_a_reference(f"alerts.to.{name}")
+    if smtp.password and not is_reference(smtp.password):
+        yield _not_a_reference("alerts.smtp.password")
+    if to.email and not smtp.host:
+        yield _pair("alerts.to.email", list(to.email), "alerts.smtp.host", smtp.host, "does not go with")
+    if not to.pagerduty_url.startswith(("http://", "https://")):
+        yield Problem("CF102", "alerts.to.pagerduty_url", "alerts.to.pagerduty_url must begin with https://")
+
+
+def _not_a_reference(key: str) -> Problem:
+    # Not quoted: it may be the secret itself.
+    message = f"{key} must say where the secret is kept: file:PATH or env:NAME"
+    return Problem("CF102", key, message, "Write it into a file of mode 0600 and name that file.")
 
 
 def _is_loss(metric: str) -> bool:
@@ -220,6 +243,8 @@ def _range(bound: str) -> str:
 
 
 def _shown(key: str, value: Any) -> str:
+    if key.startswith("alerts.to.") or key == "alerts.smtp.password":
+        return "(not shown)"  # people write addresses with tokens here, instead of where they are kept
     # Our own keys hold no secrets: what is called a key is the path of its file.
     shown = repr(redact(value, "" if key in KEYS else _last(key)))
     return shown if len(shown) <= 80 else f"{shown[:77]}..."

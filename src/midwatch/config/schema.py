@@ -10,14 +10,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-Positive = Annotated[float, Meta(gt=0)]
-NotNegative = Annotated[float, Meta(ge=0)]
-Steps = Annotated[int, Meta(ge=1)]
-Count = Annotated[int, Meta(ge=0)]
-
-
-class _Leaf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all leaves: immutable, keyword-only, strict."""
+from midwatch.config.alerts import AlertsConfig
+from midwatch.config.leaf import Count, NotNegative, Positive, Steps
+from midwatch.config.leaf import Leaf as _Leaf
 
 
 class RunConfig(_Leaf, frozen=True, kw_only=True):
@@ -375,5 +370,6 @@ class Config(_Leaf, frozen=True, kw_only=True):
     guards: GuardsConfig = GuardsConfig()
     logs: LogsConfig = LogsConfig()
     metrics: MetricsConfig = MetricsConfig()
+    alerts: AlertsConfig = AlertsConfig()
     secure: SecureConfig = SecureConfig()
     train: dict[str, Any] = {}

@@ -24,9 +24,9 @@ from midwatch.core.codes import (
     EXIT_USAGE,
     Code,
 )
-from midwatch.core.columns import STEP_COLUMNS
 from midwatch.core.errors import (
     UNREADABLE,
+    AlertError,
     CheckpointError,
     ConfigError,
     FencedError,
@@ -41,6 +41,7 @@ from midwatch.core.errors import (
     error_from_dict,
 )
 from midwatch.core.events import Event, NullRecorder, Recorder
+from midwatch.core.extras import load_extra
 from midwatch.core.ids import CheckpointName, attempt_name, boot_id, new_run_id, parse_checkpoint_name
 from midwatch.core.phases import LONG_PHASES, is_long_phase
 from midwatch.core.provenance import CodeState, Provenance, Section
@@ -59,9 +60,9 @@ __all__ = [
     "EXIT_USAGE",
     "LONG_PHASES",
     "NOT_KEPT",
-    "STEP_COLUMNS",
     "SYSTEM_CLOCK",
     "UNREADABLE",
+    "AlertError",
     "Change",
     "CheckpointError",
     "CheckpointName",
@@ -96,6 +97,7 @@ __all__ = [
     "format_bytes",
     "format_seconds",
     "is_long_phase",
+    "load_extra",
     "names_of",
     "new_run_id",
     "parse_checkpoint_name",

@@ -10,6 +10,7 @@
     ├── SuperviseError    SVxxx   a run cannot be launched, joined or kept going      exit 1, 73, 75, 93
     ├── ProtocolError     PRxxx   a message between agent and coordinator is refused  exit 76
     ├── GuardError        GDxxx   training was stopped, or a decision cannot be taken exit 65, 78, 93
+    ├── AlertError        ALxxx   people cannot be told                                exit 74, 78
     └── TriageError       TRxxx   a recorded curve cannot be judged                   exit 65
 
 A *fault* in the world (a rank died) is data and lives in ``midwatch.faults``; an *error* is our own refusal.
@@ -137,6 +138,12 @@ class GuardError(MidwatchError):
     family = "GD"
 
 
+class AlertError(MidwatchError):
+    """People cannot be told of what happened."""
+
+    family = "AL"
+
+
 class TriageError(MidwatchError):
     """A recorded curve cannot be judged."""
 
@@ -153,6 +160,7 @@ _KINDS = (
     SuperviseError,
     ProtocolError,
     GuardError,
+    AlertError,
     TriageError,
 )
 """A class before its parent."""

@@ -6,7 +6,7 @@ import fcntl
 import os
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +36,9 @@ def locked(path: Path, wait_s: float = LOCK_WAIT_S) -> Generator[None]:
         _take(fd, path, wait_s)
         yield
     finally:
+        with suppress(OSError):
+            # By name: a process that was forked meanwhile shares the lock, and would keep it for its whole life.
+            fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 

@@ -23,7 +23,9 @@ from midwatch.config import inherited_environment
 from midwatch.core import MidwatchError
 from midwatch.core.codes import CODES, EXIT_INTERNAL, EXIT_REQUEUE
 from midwatch.supervise.address import route_address
+from midwatch.supervise.alerting import Alerts
 from midwatch.supervise.child import Child
+from midwatch.supervise.companions import Companions
 from midwatch.supervise.ending import Result, how_it_ended
 from midwatch.supervise.failover import FolderLock, Vigil
 from midwatch.supervise.prepare import Host, Plan, agent_task, write_rank_config
@@ -80,6 +82,8 @@ class Launcher:
         self._guardian_watch: ExitWatch | None = None
         self._coordinator = Child("midwatch.supervise.coordinator", self._hear_coordinator, self._coordinator_ended)
         self._agent = Child("midwatch.supervise.agent", self._hear, self._agent_ended)
+        self._companions = Companions(plan, self._hear, self._env)
+        self._alerts = Alerts(plan, say)
         self._is_forced = False
         """Nobody is asked any more; what is left is killed."""
         self._is_settled = False
@@ -112,6 +116,7 @@ class Launcher:
         self._agent_task = msgspec.structs.replace(task, setup=setup, certificate=certificate)
         self._start_coordinator()
         self._start_agent()
+        self._companions.start(run, address, is_host=self._host is not None)
         loops = [asyncio.create_task(self._show()), asyncio.create_task(self._look_after())]
         await self._over.wait()
         await self._end()
@@ -144,6 +149,7 @@ class Launcher:
     def _start_coordinator(self) -> None:
         if self._host is not None:
             log = self._plan.paths.supervisor_dir / "coordinator.log"
+            self._alerts.host(takes_over=bool(self._agent_id))
             self._coordinator.start(self._host.task(), self._env, log, [self._host.listener.fileno()])
             for reason in self._stops:
                 self._coordinator.send("stop", reason=reason)
@@ -239,6 +245,7 @@ class Launcher:
             self._say(f"the node that hosted the coordinator {how}; this node takes over", "warning")
         with self._starting("coordinator"):
             self._start_coordinator()
+        self._companions.host(is_host=True)
 
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said:
@@ -252,6 +259,8 @@ class Launcher:
         self._host.close()
         self._host = None
         self._coordinator.kill()
+        self._alerts.give_way()
+        self._companions.host(is_host=False)
         for reason in self._stops:
             self._agent.send("stop", reason=reason)
 
@@ -304,7 +313,8 @@ class Launcher:
         """Its ranks died with it; what they left behind goes now, then a new agent takes the place."""
         self._coordinator.send("agent_ended", agent=self._agent_id)
         self._say("the agent of this node died and its ranks with it; starting it again", "warning")
-        await self._sweep({self._coordinator.pid, self._guardian.pid if self._guardian else 0})
+        spared = {self._coordinator.pid, self._guardian.pid if self._guardian else 0}
+        await self._sweep(spared | self._companions.pids)
         for prefix in ("a", "r"):
             sweep_shm(f"midwatch-{self._plan.tag}-{prefix}")
         if not self._over.is_set():
@@ -334,6 +344,8 @@ class Launcher:
 
     def _stop(self, number: signal.Signals) -> None:
         reason = f"{number.name} to midwatch run"
+        if self._over.is_set():
+            self._companions.hurry()
         self._stops.append(reason)
         child = self._coordinator if self._host is not None else self._agent
         child.send("stop", reason=reason)
@@ -354,6 +366,8 @@ class Launcher:
         is_ordered = self._host is None or self._is_settled or self._coordinator.is_alive
         await self._agent.end(_END_S if is_ordered and not self._is_forced else 0.0)
         await self._coordinator.end(0.0 if self._is_settled or self._is_forced else _END_S)
+        await self._alerts.end(self._result, is_settled=self._is_settled)
+        await self._companions.end(is_hurried=self._is_forced)
         await self._sweep({self._guardian.pid if self._guardian else 0})
         sweep_shm(f"midwatch-{self._plan.tag}-")
         if self._host is not None:

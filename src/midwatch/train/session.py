@@ -23,6 +23,7 @@ from midwatch.core import (
     attempt_name,
 )
 from midwatch.storage import Fence, as_storage_error, claim_attempt
+from midwatch.train.alerting import close_bell, open_bell
 from midwatch.train.provenance import ProvenanceKeeper
 from midwatch.train.surroundings import layout_facts, library_facts, note_other_nodes, observed_facts
 
@@ -60,13 +61,17 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     recorder: Any
     journal: Any = None
     provenance: ProvenanceKeeper | None = None
+    bell: Any = None
+    """Tells people of the run, where no supervisor does."""
 
     def close(self) -> None:
-        """Release rank 0's ledger."""
+        """Release rank 0's ledger, and tell people what there is to tell."""
         if self.provenance is not None:
             self.provenance.close()
         if isinstance(self.recorder, _Books):
             self.recorder.close()
+        if self.bell is not None:
+            close_bell(self.bell, self.identity.attempt)
 
 
 class Declared(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,12 +114,13 @@ def open_session(config: Config, env: RankEnv, paths: RunPaths, declared: Declar
     )
     if rank != 0:
         return Session(identity=identity, group=group, recorder=NullRecorder())
+    bell = open_bell(config, env, paths.run_dir)
     recorder = _open_ledger(paths, identity, env.node)
     keeper = _keep_provenance(config, paths, identity, declared, nodes=len({answer["node"] for answer in nodes}))
     recorder.record("run.attached", world_size=world_size, **_attachment(config, paths), **keeper.summary())
     note_other_nodes(nodes, recorder)
     journal = Journal(paths.metrics_dir / f"{attempt_name(identity.attempt)}.jsonl")
-    return Session(identity=identity, group=group, recorder=recorder, journal=journal, provenance=keeper)
+    return Session(identity=identity, group=group, recorder=recorder, journal=journal, provenance=keeper, bell=bell)
 
 
 def _keep_provenance(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from midwatch.checkpoint.memory import Memory, memory
+from midwatch.checkpoint.memory import Memory, host_memory
 
 MIB = 2**20
 
@@ -37,7 +37,7 @@ class Host:
         (path / "memory.stat").write_text("cache 1\ntotal_inactive_file 0\ntotal_active_file 0\n")
 
     def ask(self) -> Memory:
-        return memory(self.proc, self.cgroups)
+        return host_memory(self.proc, self.cgroups)
 
 
 def test_a_limit_of_a_container_counts_where_the_host_has_plenty(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_second_slot_that_does_not_fit_is_done_without(
 def test_a_second_slot_that_would_end_in_an_oom_kill_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slots_module, "memory", lambda: Memory(total=2**30, available=150))
+    monkeypatch.setattr(slots_module, "host_memory", lambda: Memory(total=2**30, available=150))
     slots = Slots("test", 0, 2, Notes(), tmp_path)
     slots.reserve(100, CPU)
     assert slots.count == 1
@@ -105,7 +105,7 @@ def test_a_second_slot_that_would_end_in_an_oom_kill_is_done_without(
 def test_ranks_of_one_host_do_not_all_take_the_same_last_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slots_module, "memory", lambda: Memory(total=2**30, available=700))
+    monkeypatch.setattr(slots_module, "host_memory", lambda: Memory(total=2**30, available=700))
     for sharers, count in ((3, 2), (4, 1)):
         slots = Slots(f"test{sharers}", 0, 2, Notes(), tmp_path)
         slots.reserve(100, CPU, sharers=sharers)

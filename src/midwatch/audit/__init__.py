@@ -2,6 +2,7 @@
 
 from midwatch.audit.desk import Desk, InForce, Lowered
 from midwatch.audit.journal import Journal, read_journal
+from midwatch.audit.journals import journal_name
 from midwatch.audit.ledger import Ledger, Seal, seal_of
 from midwatch.audit.line import GENESIS, LedgerLine
 from midwatch.audit.provenance import (
@@ -51,6 +52,7 @@ __all__ = [
     "ensure_run",
     "entry_script",
     "installed_packages",
+    "journal_name",
     "known_checkpoints",
     "ledger_files",
     "library_versions",

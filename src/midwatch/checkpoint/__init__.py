@@ -16,6 +16,7 @@ __all__ = [
     "SaveHealth",
     "VerifyingReader",
     "export_dcp",
+    "host_memory",
     "raise_remote",
 ]
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from midwatch.checkpoint.identity import Identity
     from midwatch.checkpoint.jobs import SaveEvent
     from midwatch.checkpoint.load import VerifyingReader
+    from midwatch.checkpoint.memory import host_memory
     from midwatch.checkpoint.outcomes import SaveHealth
     from midwatch.checkpoint.resume import ResumePoint, raise_remote
 
@@ -38,6 +40,7 @@ _HOMES = {
     "SaveHealth": "midwatch.checkpoint.outcomes",
     "VerifyingReader": "midwatch.checkpoint.load",
     "export_dcp": "midwatch.checkpoint.export_torch",
+    "host_memory": "midwatch.checkpoint.memory",
     "raise_remote": "midwatch.checkpoint.resume",
 }
 

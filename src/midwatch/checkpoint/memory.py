@@ -29,7 +29,7 @@ _V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_
 _V2 = _Names("memory.max", "memory.current", ("inactive_file", "active_file"))
 
 
-def memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Memory:
+def host_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Memory:
     """What there is and what is left. Shared memory is charged to the limit of whoever touches it first."""
     table = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
     host = Memory(*(int(table[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable")))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from midwatch.checkpoint.memory import memory
+from midwatch.checkpoint.memory import host_memory
 from midwatch.checkpoint.stage import SHM_DIR, Arena
 from midwatch.core import Recorder, StorageError, format_bytes
 
@@ -112,7 +112,7 @@ class Slots:
     def _tell(self) -> None:
         sizes = [arena.size_bytes for arena in self._arenas]
         total = sum(sizes)
-        share = total / max(memory().total, 1)
+        share = total / max(host_memory().total, 1)
         _log.info("staging takes %s of memory in %d slots (%.1f %%)", format_bytes(total), len(sizes), 100 * share)
         is_pinned = all(arena.is_pinned for arena in self._arenas)
         self._recorder.record(
@@ -123,7 +123,7 @@ class Slots:
 def _check_memory(size_bytes: int, sharers: int) -> None:
     # Shared memory may be as large as you like on paper; what it takes beyond the real memory ends in an OOM kill.
     # As much again is left alone: gradients, optimizer state and loaders are still to come when this is asked.
-    available, need = memory().available, 2 * size_bytes * sharers
+    available, need = host_memory().available, 2 * size_bytes * sharers
     if available < need:
         ranks = f" of {sharers} ranks" if sharers > 1 else ""
         message = (

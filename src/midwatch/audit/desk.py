@@ -32,8 +32,6 @@ _TAKEN: Final = "taken"
 class Lowered(msgspec.Struct, frozen=True, kw_only=True):
     """One lowering of the learning rates."""
 
-    id: str
-    """Checkpoints say which ones are in their state already."""
     factor: float
     before_step: int
     """Where training went back to for it."""
@@ -47,6 +45,8 @@ class InForce(msgspec.Struct, kw_only=True):
     lowered: list[Lowered] = []
     before_step: int | None = None
     """The next attempt resumes from a checkpoint of an earlier step; None once it has."""
+    undone: tuple[int, int] = (0, 0)
+    """So many of ``skipped`` and of ``lowered``, the last ones, belong to that: a decision in its place undoes them."""
 
     def is_skipped(self, position: int) -> bool:
         return any(first <= position <= last for first, last in self.skipped)
@@ -63,6 +63,8 @@ class Desk:
         self._folder = run_dir / FOLDER
         self._is_writer = is_writer
         self._kept: dict[str, Any] = {}
+        self._taken: set[str] = set()
+        """Decisions that were given out and could not be moved away."""
 
     @property
     def folder(self) -> Path:
@@ -104,23 +106,38 @@ class Desk:
         write_json_atomic(path, decision)
         return path
 
-    def take(self) -> list[dict[str, Any]]:
-        """The decisions left since the last call, oldest first; each is given once."""
-        folder = self._folder / _DECISIONS
+    def take(self, most: int | None = None) -> list[dict[str, Any]]:
+        """The decisions left since the last call, oldest first, no more than ``most``; each is given out once.
+
+        Where the storage does not let one be moved away (a full disk) it is remembered until this process ends; the
+        next one may meet it again, and knows by the number of the pause what became of it.
+        """
         found: list[dict[str, Any]] = []
         for path in self._waiting():
+            if most is not None and len(found) >= most:
+                break
             try:
                 decision = self._read(f"{_DECISIONS}/{path.name}", dict[str, Any])
-                if decision is None:
-                    continue
-                ops.make_dirs(folder / _TAKEN)
-                ops.rename(path, folder / _TAKEN / path.name)
             except OSError as error:
-                # One that cannot be set aside would be obeyed again and again.
-                _log.warning("%s is left alone: %s", path, error)
+                _log.warning("%s cannot be read now: %s", path, error)
                 continue
-            found.append(decision)
+            if decision is not None and self._put_away(path):
+                found.append(decision)
         return found
+
+    def _put_away(self, path: Path) -> bool:
+        """Whether it was still to be given out."""
+        is_new = path.name not in self._taken
+        try:
+            ops.make_dirs(path.parent / _TAKEN)
+            ops.rename(path, path.parent / _TAKEN / path.name)
+        except FileNotFoundError:
+            return False  # somebody has taken it back
+        except OSError as error:
+            if is_new:
+                _log.warning("%s is taken, and stays where it is: %s", path, error)
+            self._taken.add(path.name)
+        return is_new
 
     def waiting(self) -> list[str]:
         """Names of decisions that nobody took yet."""

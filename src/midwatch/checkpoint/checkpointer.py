@@ -256,6 +256,15 @@ class Checkpointer:
         """
         return suspect_since(self._mine(), self.identity.run, step, reason, run_dir=self._run_dir)
 
+    @property
+    def doubtful_from(self) -> int | None:
+        """Saves from this step on may turn out to be bad, so the last sound one before it is kept; None: no doubt."""
+        return self._saver.doubtful_from
+
+    @doubtful_from.setter
+    def doubtful_from(self, step: int | None) -> None:
+        self._saver.doubtful_from = step
+
     def trust_again(self, step: int, reason: str) -> list[str]:
         """Take back the flags set by ``suspect_since`` for this reason; call it on every rank as well."""
         return trust_again(self._mine(), self.identity.run, step, reason, run_dir=self._run_dir)

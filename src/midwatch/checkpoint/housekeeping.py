@@ -31,7 +31,7 @@ def prune(job: SaveJob, tier: Tier, pending: Collection[str]) -> tuple[str, ...]
     """
     root = Path(job.local_root if tier == "local" else job.root)
     listing = list_checkpoints(root, run_dir=Path(job.run_dir) if tier == "shared" else None)
-    protected = {*job.protected, *pending, job.name}
+    protected = {*job.protected, *pending, job.name, *_before_doubt(listing, job)}
     policy = policy_of(job.keep_last, job.keep if tier == "shared" else None)
     doomed = plan_retention(listing, policy, protected, run=job.run, attempt=job.attempt).doomed
     stranded = stranded_commits(listing, job.attempt, protected)
@@ -41,6 +41,14 @@ def prune(job: SaveJob, tier: Tier, pending: Collection[str]) -> tuple[str, ...]
     if tier == "shared":
         _sweep_boards(job)
     return (*doomed, *stranded)
+
+
+def _before_doubt(listing: Sequence[CheckpointInfo], job: SaveJob) -> tuple[str, ...]:
+    """The last sound one from before numbers went astray: those since may have to be given up."""
+    since = job.doubtful_from
+    sound = [info for info in listing if info.state == "verified" and info.is_trusted and info.run in ("", job.run)]
+    old = [info for info in sound if since is not None and info.step < since]
+    return (max(old, key=lambda info: info.order).name,) if old else ()
 
 
 def stranded_commits(

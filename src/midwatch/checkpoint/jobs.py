@@ -53,6 +53,8 @@ class SaveJob(msgspec.Struct, frozen=True, kw_only=True):
     keep_last: int = 3
     protected: tuple[str, ...] = ()
     """Never pruned, e.g. the checkpoint this attempt resumed from."""
+    doubtful_from: int | None = None
+    """What was saved from this step on may turn out to be bad: the last sound one before it is not pruned."""
     chunk_bytes: int = CHUNK_BYTES
     board: str = ""
     """``host:port`` of the run's receipt store; empty: the ranks meet by files in ``root``."""

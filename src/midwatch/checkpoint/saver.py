@@ -55,6 +55,7 @@ class Saver:
         self.root = expand_path("checkpoint.dir", config.dir) if config.dir else run_dir / "checkpoints"
         self.local_root = expand_path("checkpoint.local_dir", config.local_dir) if config.local_dir else None
         self.resumed_from = ""
+        self.doubtful_from: int | None = None
         """Name of the checkpoint this attempt resumed from; retention leaves it alone."""
         self.board_address = ""
         """``host:port`` of the receipt store that all ranks reach; empty: they meet by files."""
@@ -289,6 +290,7 @@ class Saver:
             commit_timeout_s=self._config.commit_timeout_s,
             keep_last=self._config.keep_last,
             protected=(self.resumed_from,) if self.resumed_from else (),
+            doubtful_from=self.doubtful_from,
             board=self.board_address,
             keep=self._config.keep,
             trust=self._config.trust,

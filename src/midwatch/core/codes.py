@@ -151,6 +151,11 @@ CODES: dict[str, Code] = {
         EXIT_CONFIG,
         "Call run.guard on every rank in every step, or on none.",
     ),
+    "GD104": Code(
+        "lowered learning rates are not in effect",
+        EXIT_CONFIG,
+        "Track every optimizer (run.track), or multiply its rates by run.lr_factor in the script.",
+    ),
     # --- alerts --------------------------------------------------------------------------------------------------
     "AL101": Code("an alert was not delivered", EXIT_IO, "`midwatch alerts test` says what each target answers."),
     "AL102": Code(

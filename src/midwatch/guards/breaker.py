@@ -6,7 +6,7 @@
        │                                           ▼
     half_open ◄── resumed ── rewind decided ──── open          no optimizer step; the hold is bounded
        │                                           ▲ │
-       └────── any incident, N in a row over z 5 ──┘ └─ hold over, or a person says stop ─► ended
+       └────── any incident, N in a row over z 5 ──┘ └─ hold over, or a person says stop ─► ended ─ decided ─► open
 
 Pure: events in, instructions out, no clock and no I/O. Its memory belongs to the run, not to a checkpoint: a rewind
 that took it back as well would forget that it happened.
@@ -33,13 +33,12 @@ from midwatch.guards.breaker_messages import (
     Pause,
     Resumed,
     Say,
-    StartTriage,
     State,
     StepJudged,
     Ticked,
     WakeAt,
 )
-from midwatch.guards.breaker_policy import doubts, lacks, own_decision, position_of, trip_of
+from midwatch.guards.breaker_policy import doubts, first_position_of, lacks, own_decision, trip_of
 
 CALM_STEPS: Final = 50
 """Steps without an outlier after which one is over."""
@@ -74,8 +73,8 @@ class Breaker:
     def handle(self, event: BreakerEvent) -> list[Instruction]:
         """Take one event; the instructions are to be carried out in their order."""
         self._out, self._cause = [], event.cause
-        if self._memory.state == "ended" and not isinstance(event, Resumed):
-            return []  # until somebody starts the run again
+        if self._memory.state == "ended" and not isinstance(event, (Decision, Resumed)):
+            return []  # until a person decides
         match event:
             case StepJudged():
                 self._judged(event)
@@ -99,6 +98,14 @@ class Breaker:
         """
         self._memory = msgspec.convert(state, Memory)
 
+    def wake(self, now_ns: int) -> None:
+        """Another process goes on with the memory: what was under way in the one before has come to its end.
+
+        A pause does not become longer for a clock that was set back meanwhile.
+        """
+        self._memory.is_going_back = False
+        self._memory.until_ns = min(self._memory.until_ns, self._hold_from(now_ns))
+
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def _judged(self, event: StepJudged) -> None:
@@ -112,7 +119,6 @@ class Breaker:
             self._open(event)
         elif event.tier == "incident" and memory.state != "incident":
             self._move("incident", event.step, f"{event.kind}")
-            self._triage(event)
         elif memory.since_step is not None and memory.state == "closed":
             self._move("watching", event.step, f"{event.kind or 'an outlier'}")
         elif memory.since_step is None and memory.state != "closed":
@@ -133,7 +139,7 @@ class Breaker:
         if is_anomalous or event.is_outlier or event.tier in ("incident", "trip"):
             memory.calm = 0
             if memory.since_step is None:
-                memory.since_step, memory.since_position = event.step, position_of(event)
+                memory.since_step, memory.since_position = event.step, first_position_of(event)
         elif memory.calm >= CALM_STEPS:
             memory.since_step = None
 
@@ -178,7 +184,6 @@ class Breaker:
         why = f"{trip.kind} at step {trip.step}"
         if is_warning:
             self._say("error", f"{why}: would have paused; checkpoints since step {since} are suspect")
-            self._triage(event)
             if memory.state != "incident":
                 self._move("incident", event.step, why)
             return
@@ -186,14 +191,14 @@ class Breaker:
         memory.trips = [*memory.trips[1 - MOST_TRIPS :], trip]
         memory.is_doubtful = bool(doubt)
         memory.needs_person = memory.is_doubtful or self._action == "pause"
-        self._triage(event)
         self._pause(event.now_ns, f"{why}; {doubt}" if doubt else why)
         if not memory.needs_person:
             self._go_back(own_decision(trip, event.now_ns, self._cause))
 
     def _pause(self, now_ns: int, why: str) -> None:
         memory, trip = self._memory, self._memory.trip
-        memory.until_ns = now_ns + round(self._rules.hold_s * SECOND_NS)
+        memory.pauses += 1
+        memory.until_ns = self._hold_from(now_ns)
         memory.is_going_back = False
         step, kind = (trip.step, trip.kind) if trip is not None else (memory.step or 0, "spike")
         self._move("open", step, why)
@@ -218,25 +223,45 @@ class Breaker:
         fault = lacks(decision)
         if fault:
             self._say("error", f"{decision.act} by {decision.by} is not done: {fault}")
+        elif objection := self._objection(decision):
+            self._say("warning", f"{decision.act} by {decision.by} is not done: {objection}")
         elif decision.act == "stop":
             self._end(decision.reason or f"stopped by {decision.by}")
-        elif decision.is_automatic and (memory.state != "open" or memory.is_doubtful):
-            self._say("error", f"{decision.act} by {decision.by} is not done: it is for a person to decide")
         elif decision.act == "go_on":
             self._let_go(decision)
-        elif memory.is_going_back:
-            self._say("warning", f"{decision.act} by {decision.by} is not done: a rewind is under way")
         else:
-            if memory.state != "open":
+            if memory.state == "ended":
+                self._reopen(decision)
+            elif memory.state != "open":
                 memory.needs_person = False
                 self._pause(decision.now_ns, f"{decision.act} asked for by {decision.by}")
             self._go_back(decision)
 
+    def _objection(self, decision: Decision) -> str:
+        """Why a decision comes at the wrong time; empty when it does not."""
+        memory = self._memory
+        is_waiting = memory.state in ("open", "ended")
+        if decision.pause is not None and decision.pause != memory.pauses:
+            return f"it is about pause {decision.pause}, and this is number {memory.pauses}"
+        if decision.is_automatic and (memory.state != "open" or memory.is_doubtful):
+            return "it is for a person to decide"
+        if decision.act == "stop":
+            return "the run has ended already" if memory.state == "ended" else ""
+        if decision.pause is not None and not is_waiting:
+            return f"that pause is over, the run is {memory.state}"
+        if decision.act == "go_on" and not is_waiting:
+            return f"the run is {memory.state}"
+        return "a rewind is under way" if memory.is_going_back else ""
+
+    def _reopen(self, decision: Decision) -> None:
+        """Somebody starts the run again that had ended."""
+        memory = self._memory
+        memory.until_ns = self._hold_from(decision.now_ns)
+        self._move("open", memory.step, f"{decision.act} asked for by {decision.by}, after the end")
+        self._emit(WakeAt(cause=self._cause, at_ns=memory.until_ns))
+
     def _let_go(self, decision: Decision) -> None:
         memory = self._memory
-        if memory.state != "open" or memory.is_going_back:
-            self._say("warning", f"go_on by {decision.by} changes nothing: the run is {memory.state}")
-            return
         trip, step = memory.trip, memory.step
         if memory.since_step is not None:
             self._emit(ClearSuspect(cause=self._cause, since_step=memory.since_step))
@@ -282,11 +307,12 @@ class Breaker:
 
     # --- small verbs ----------------------------------------------------------------------------------------------
 
-    def _triage(self, event: StepJudged) -> None:
-        since = self._memory.since_step if self._memory.since_step is not None else event.step
-        self._emit(StartTriage(cause=self._cause, step=event.step, since_step=since, kind=event.kind or "spike"))
+    def _hold_from(self, now_ns: int) -> int:
+        return now_ns + round(self._rules.hold_s * SECOND_NS)
 
     def _end(self, why: str) -> None:
+        self._memory.why_ended = why
+        self._memory.is_going_back = False
         self._move("ended", self._memory.step, why)
         self._emit(End(cause=self._cause, why=why))
 

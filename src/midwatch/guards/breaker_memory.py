@@ -38,8 +38,11 @@ class Memory(msgspec.Struct, kw_only=True):
     """The last opening, until it is over."""
     trips: list[Trip] = []
     """Openings since there was progress."""
+    pauses: int = 0
+    """So far; a decision says which one it is about."""
     until_ns: int = 0
     """When the hold is over."""
+    why_ended: str = ""
     needs_person: bool = False
     is_doubtful: bool = False
     """No rule may decide, ours or one outside."""

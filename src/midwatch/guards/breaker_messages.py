@@ -9,8 +9,8 @@ import msgspec
 from midwatch.guards.finding import TIERS, Finding, Judgement, Kind, Tier
 
 State = Literal["closed", "watching", "incident", "open", "half_open", "ended"]
-"""closed: training. watching: an outlier was seen lately. incident: evidence is being gathered, training goes on. open:
-no optimizer step is made. half_open: on probation after a rewind. ended: a person must look; nothing follows."""
+"""closed: training. watching: an outlier was seen lately. incident: something is wrong, training goes on. open: no
+optimizer step is made. half_open: on probation after a rewind. ended: nothing follows before a person has decided."""
 
 Act = Literal["go_on", "rewind", "skip_range", "lower_lr", "drop_node", "stop"]
 
@@ -34,6 +34,8 @@ class StepJudged(_Event, frozen=True, kw_only=True, tag=True):
     ranks: tuple[int, ...] = ()
     position: int | None = None
     """In the data, in batches; the step where nobody says otherwise."""
+    first_position: int | None = None
+    """Of a step that took several batches; None where it took one."""
 
 
 class Decision(_Event, frozen=True, kw_only=True, tag=True):
@@ -54,6 +56,8 @@ class Decision(_Event, frozen=True, kw_only=True, tag=True):
     ranks: tuple[int, ...] = ()
     """Of the node, where a rule names ranks and the node is for the outside to find."""
     before_step: int | None = None
+    pause: int | None = None
+    """Which pause it is about (``Memory.pauses``); None for the present one."""
     is_automatic: bool = False
     """By a rule, which may decide only while the run is paused, so many times a day, and not on trouble that came back.
     """
@@ -83,14 +87,6 @@ class Moved(_Instruction, frozen=True, kw_only=True, tag=True):
     after: State
     step: int | None
     why: str
-
-
-class StartTriage(_Instruction, frozen=True, kw_only=True, tag=True):
-    """Gather evidence from ``since_step`` on; training goes on meanwhile."""
-
-    step: int
-    since_step: int
-    kind: Kind
 
 
 class Pause(_Instruction, frozen=True, kw_only=True, tag=True):
@@ -145,10 +141,17 @@ class Say(_Instruction, frozen=True, kw_only=True, tag=True):
     sentence: str
 
 
-Instruction = Moved | StartTriage | Pause | MarkSuspect | ClearSuspect | GoBack | GoOn | End | WakeAt | Say
+Instruction = Moved | Pause | MarkSuspect | ClearSuspect | GoBack | GoOn | End | WakeAt | Say
 
 
-def judged(judgement: Judgement, now_ns: int, *, cause: str = "", position: int | None = None) -> StepJudged:
+def judged(
+    judgement: Judgement,
+    now_ns: int,
+    *,
+    cause: str = "",
+    position: int | None = None,
+    first_position: int | None = None,
+) -> StepJudged:
     """The event for a judgement; of several findings the worst one names it."""
     worst: Finding | None = max(judgement.findings, key=lambda one: TIERS.index(one.tier), default=None)
     return StepJudged(
@@ -162,4 +165,5 @@ def judged(judgement: Judgement, now_ns: int, *, cause: str = "", position: int 
         kind=worst.kind if worst else None,
         ranks=worst.ranks if worst else (),
         position=position,
+        first_position=first_position,
     )

@@ -17,13 +17,18 @@ def position_of(event: StepJudged) -> int:
     return event.position if event.position is not None else event.step
 
 
+def first_position_of(event: StepJudged) -> int:
+    """Where the event's step began in the data."""
+    return event.first_position if event.first_position is not None else position_of(event)
+
+
 def trip_of(event: StepJudged, memory: Memory) -> Trip:
     """The opening that an event brings about."""
     loaded = memory.loaded_step
     return Trip(
         step=event.step,
         kind=event.kind or "spike",
-        position=memory.since_position if memory.since_step is not None else position_of(event),
+        position=memory.since_position if memory.since_step is not None else first_position_of(event),
         last_position=position_of(event),
         since_load=None if loaded is None else event.step - loaded,
         ranks=event.ranks,

@@ -6,26 +6,14 @@ Deterministic like the breaker: rank 0's clock and what people decided are share
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 from typing import Any, Final, NoReturn
 
 import msgspec
-import torch
 
-from midwatch.audit import Desk, InForce, Lowered
-from midwatch.checkpoint import Checkpointer, ControlGroup, SaveEvent, raise_remote
+from midwatch.checkpoint import SaveEvent, raise_remote
 from midwatch.config import GuardsConfig
-from midwatch.core import (
-    EXIT_DO_NOT_REQUEUE,
-    EXIT_GO_BACK,
-    EXIT_REQUEUE,
-    SYSTEM_CLOCK,
-    CheckpointError,
-    MidwatchError,
-    Recorder,
-)
+from midwatch.core import EXIT_DO_NOT_REQUEUE, EXIT_GO_BACK, EXIT_REQUEUE
 from midwatch.guards import (
     Breaker,
     BreakerEvent,
@@ -40,38 +28,18 @@ from midwatch.guards import (
     Pause,
     Resumed,
     Say,
-    StartTriage,
     Ticked,
 )
 from midwatch.storage import as_storage_error
-from midwatch.train.rates import scale_rates
-from midwatch.train.signals import Signals
+from midwatch.train.around import Around
+from midwatch.train.decided import Decided
+from midwatch.train.doubting import Doubt
+from midwatch.train.pausing import Lookout
 
 _log = logging.getLogger(__name__)
 
-LOOK_S: Final = 0.5
-"""Between two looks for a decision while the run is paused: soon enough for people, and no load for a file system."""
-PAUSED: Final = "custom:paused"
-_LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-
-Leave = Callable[[int], NoReturn]
-
-
-class Around(msgspec.Struct, frozen=True, kw_only=True):
-    """What the guards of a run are in touch with."""
-
-    group: ControlGroup
-    checkpointer: Checkpointer
-    recorder: Recorder
-    desk: Desk
-    phase: Callable[[str], AbstractContextManager[None]]
-    signals: Signals
-    leave: Leave
-    """Ends this process with an exit code, everything flushed."""
-    flush: Callable[[], None]
-    """Writes down what was logged so far: during a pause people look at the curve."""
-    settle_s: float
-    """A save in flight gets so long to end before checkpoints are flagged."""
+_DONE: Final = (GoBack, GoOn, End)
+"""One of these follows from every decision that is carried out."""
 
 
 class Acting:
@@ -80,67 +48,108 @@ class Acting:
     def __init__(self, config: GuardsConfig, around: Around) -> None:
         self._around = around
         self._breaker = Breaker(config)
-        self._is_first = around.group.rank == 0
+        self._doubt = Doubt(around)
+        self._lookout = Lookout(around)
+        self._is_kept = True
+        self._unjudged: int | None = None
+        self.decided = Decided(around.group, around.desk)
         self.is_running = False
         """Training has begun: from now on going back means leaving."""
-        self.in_force = InForce()
-        self.applied: dict[str, float] = {}
-        """Lowerings of the learning rates that are in the state of the optimizers, by id; saved with them."""
 
     @property
     def has_history(self) -> bool:
         """Something was going on when the run was here last, so a fresh start is news as well."""
-        is_unlowered = any(one.id not in self.applied for one in self.in_force.lowered)
-        return self.in_force.before_step is not None or self._breaker.state != "closed" or is_unlowered
+        return self.decided.before_step is not None or self._breaker.state != "closed"
 
-    @property
-    def lr_factor(self) -> float:
-        """By how much the rates differ from the plan, as was decided."""
-        factor = 1.0
-        for one in self.applied.values():
-            factor *= one
-        return factor
+    # --- before training ------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Share what rank 0 keeps; to be called before a checkpoint is looked for.
 
+        A run that is paused stays so until somebody decides; one that ended is not begun again before.
+
         Raises:
             StorageError: ST103 the run folder does not say what was decided.
+            SystemExit: 93 the run has ended, and nobody has decided since; or as ``feed``.
         """
-        told = self._around.group.broadcast(self._kept() if self._is_first else None)
+        self.decided.prepare()
+        told = self._around.group.broadcast(self._kept() if self._around.is_first else None)
         raise_remote(told)
-        self.in_force = msgspec.convert(told["in_force"], InForce)
         try:
             if told["memory"]:
                 self._breaker.load_state_dict(told["memory"])
         except msgspec.ValidationError as error:
             _log.warning("the circuit breaker's memory is damaged and begins anew: %s", error)
-        self._breaker.memory.is_going_back = False  # it is now
-        for decision in told["decisions"]:
-            self._decide(msgspec.structs.replace(msgspec.convert(decision, Decision), now_ns=told["now_ns"]))
+        self._breaker.wake(told["now_ns"])
+        if self._breaker.state in ("open", "ended"):
+            self._hear_what_was_left()
+        if self._breaker.state == "ended":
+            self._refuse()
+        if self._is_waiting:
+            self._stay_paused()
 
     def _kept(self) -> dict[str, Any]:
         """An error travels as a message, so that no rank waits for one that gave up."""
         desk = self._around.desk
         try:
-            told = {"in_force": msgspec.to_builtins(desk.in_force()), "memory": desk.memory()}
+            return {"memory": desk.memory(), "now_ns": self._around.clock.now_ns()}
         except OSError as error:
             return {"error": as_storage_error(error, f"reading {desk.folder}").as_dict()}
-        # Left while nobody was there: for the pause in which the run was when it ended.
-        return told | (self._news() if told["memory"].get("state") == "open" else {"decisions": [], "now_ns": 0})
 
-    def resumed(self, step: int, rates: list[Any]) -> None:
-        """Training goes on at ``step``; ``rates`` are the optimizers and the scheduler."""
-        self._lower(rates)
-        told = self._around.group.broadcast({"now_ns": SYSTEM_CLOCK.wall_ns()} if self._is_first else None)
-        self.feed(Resumed(now_ns=told["now_ns"], step=step))
-        if self.in_force.before_step is not None:
-            self.in_force.before_step = None
-            self._keep_in_force()
+    def _hear_what_was_left(self) -> None:
+        """While nobody was there; of several that go back the last one counts."""
+        news = self._lookout.hear()
+        for decision in news.decisions:
+            self._breaker.wake(news.now_ns)
+            self._decide(decision)
+
+    @property
+    def _is_waiting(self) -> bool:
+        """For a decision: what was decided and not done yet needs none."""
+        return self._breaker.state == "open" and self.decided.before_step is None
+
+    def _refuse(self) -> NoReturn:
+        memory = self._breaker.memory
+        self._around.record("breaker.refused", memory.step, why=memory.why_ended)
+        self._around.say(
+            "error",
+            f"[GD101] the circuit breaker has ended this run ({memory.why_ended or 'the reason is not known'}), and "
+            f"nobody has decided since: `midwatch breaker show {self._around.desk.folder.parent}`, then `rewind`, "
+            "`skip`, `lower-lr`, `drop-node` or `go-on`",
+        )
+        self._leave(EXIT_DO_NOT_REQUEUE)
+
+    def _stay_paused(self) -> None:
+        memory, trip = self._breaker.memory, self._breaker.memory.trip
+        why = "paused when it was left, and nobody has decided since"
+        kind = trip.kind if trip is not None else "spike"
+        self._around.record("breaker.paused", memory.step, kind=kind, why=why, until_ns=memory.until_ns)
+        self._around.say("error", f"{why}: `midwatch breaker show {self._around.desk.folder.parent}`")
+        self._hold()
+
+    def resumed(self, step: int) -> None:
+        """Training goes on at ``step``."""
+        news = self._lookout.hear()
+        for decision in news.decisions:
+            self._decide(decision)  # came while the checkpoint was loaded: too late for all but an end
+        self.feed(Resumed(now_ns=news.now_ns, step=step))
+        self.decided.done()
+
+    # --- in training ----------------------------------------------------------------------------------------------
 
     def feed(self, event: BreakerEvent) -> None:
         """Does not return while the run is paused, and not at all where it goes back or ends."""
         self._carry_out(self._breaker.handle(event))
+        self._keep_before()
+
+    def unjudged(self, step: int) -> None:
+        """From this step on nothing is known yet; for numbers that come late."""
+        self._unjudged = step
+        self._keep_before()
+
+    def _keep_before(self) -> None:
+        known = [step for step in (self._breaker.memory.since_step, self._unjudged) if step is not None]
+        self._doubt.keep_before(min(known, default=None))
 
     def saved(self, events: Iterable[SaveEvent]) -> None:
         """What became of saves: one that was under way when doubt arose is in doubt as well."""
@@ -149,115 +158,110 @@ class Acting:
         if memory.trip is None or since is None or memory.state not in ("incident", "open"):
             return
         if any(event.state == "committed" and event.step >= since for event in events):
-            self._suspect(since)
+            self._doubt.suspect(since)
 
     def keep(self) -> None:
         """Write the breaker's memory down; with each save, and whenever it acts."""
-        if self._is_first:
-            try:
-                self._around.desk.keep_memory(self._breaker.state_dict())
-            except OSError as error:
+        if not self._around.is_first:
+            return
+        try:
+            self._around.desk.keep_memory(self._breaker.state_dict())
+        except OSError as error:
+            if self._is_kept:
                 _log.warning("the circuit breaker's memory cannot be written: %s", error)
+            self._is_kept = False
+        else:
+            self._is_kept = True
 
     # --- acting ---------------------------------------------------------------------------------------------------
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
+        around = self._around
         is_paused = False
         for one in instructions:
             match one:
                 case Say():
-                    self._say(one)
+                    around.say(one.level, one.sentence)
                 case Moved():
-                    self._record(
+                    around.record(
                         "breaker.moved", one.step, cause=one.cause, before=one.before, after=one.after, why=one.why
                     )
-                case StartTriage():
-                    self._record("triage.wanted", one.step, cause=one.cause, since_step=one.since_step, kind=one.kind)
                 case MarkSuspect():
                     if self._breaker.state == "open":
                         # Training stands still anyway. Where it goes on, ``saved`` flags what comes later.
-                        self._settle_saves()
-                    self._suspect(one.since_step)
+                        self._doubt.settle_saves()
+                    self._doubt.suspect(one.since_step)
                 case ClearSuspect():
-                    self._trust(one.since_step)
+                    self._doubt.trust(one.since_step)
                 case Pause():
                     is_paused = True
-                    self._around.flush()
-                    self._discard_decisions()
-                    self._record(
-                        "breaker.paused", one.step, cause=one.cause, kind=one.kind, why=one.why, until_ns=one.until_ns
-                    )
+                    self._pause(one)
                 case GoBack():
                     self._go_back(one)
                 case End():
-                    self._record("breaker.ended", self._breaker.memory.step, cause=one.cause, why=one.why)
-                    self._out("error", f"[GD101] the circuit breaker ends the run: {one.why}")
+                    around.record("breaker.ended", self._breaker.memory.step, cause=one.cause, why=one.why)
+                    around.say("error", f"[GD101] the circuit breaker ends the run: {one.why}")
                     self._leave(EXIT_DO_NOT_REQUEUE)
                 case _:
                     pass
         if any(not isinstance(one, Say) for one in instructions):
             self.keep()
-        if is_paused and self._breaker.state == "open":
+        if is_paused and self._is_waiting:
             self._hold()
+
+    def _pause(self, pause: Pause) -> None:
+        around = self._around
+        around.flush()
+        if around.is_first:
+            for stale in around.desk.take():
+                self._set_aside(str(stale.get("act", "")), "left for an earlier pause")
+        facts = {"kind": pause.kind, "why": pause.why, "until_ns": pause.until_ns}
+        around.record("breaker.paused", pause.step, cause=pause.cause, **facts)
+        self.keep()
 
     def _hold(self) -> None:
         """No optimizer step is made until somebody decides; bounded by ``guards.breaker.hold_s``."""
         around = self._around
         around.signals.keep_for_later()
-        while self._breaker.state == "open":
-            # Each look is a phase of its own: the watch sees that this is no hang.
-            with around.phase(PAUSED):
-                time.sleep(LOOK_S)
-                wants = torch.tensor([int(around.signals.is_stop_asked)], dtype=torch.int64)
-                handle = around.group.start_max(wants)
-                if handle is not None:
-                    handle.wait()
-                told = around.group.broadcast(self._news() if self._is_first else None)
-            if int(wants):
-                self._record("run.stopped", self._breaker.memory.step)
-                self._out("warning", "stopped while the circuit breaker was open: the state in doubt is not saved")
+        while self._is_waiting:
+            news = self._lookout.look()
+            if news.is_stop_asked:
+                around.record("run.stopped", self._breaker.memory.step)
+                around.say("warning", "stopped while the circuit breaker was open: the state in doubt is not saved")
                 self._leave(EXIT_REQUEUE)
-            for decision in told["decisions"]:
-                self._decide(msgspec.structs.replace(msgspec.convert(decision, Decision), now_ns=told["now_ns"]))
-            self._carry_out(self._breaker.handle(Ticked(now_ns=told["now_ns"])))
-
-    def _discard_decisions(self) -> None:
-        """Left for an earlier pause whose process did not live to see them: they are not about this one."""
-        stale = self._around.desk.take() if self._is_first else []
-        for decision in stale:
-            self._record("breaker.not_decided", self._breaker.memory.step, act=str(decision.get("act", "")))
-            self._out("warning", f"a decision left for an earlier pause is set aside: {decision.get('act')}")
-
-    def _news(self) -> dict[str, Any]:
-        good: list[dict[str, Any]] = []
-        for raw in self._around.desk.take():
-            try:
-                good.append(msgspec.to_builtins(msgspec.convert(raw, Decision)))
-            except msgspec.ValidationError as error:
-                _log.warning("a decision that cannot be understood is left aside: %s", error)
-        return {"now_ns": SYSTEM_CLOCK.wall_ns(), "decisions": good}
+            for decision in news.decisions:
+                self._decide(decision)
+            self._carry_out(self._breaker.handle(Ticked(now_ns=news.now_ns)))
+            # What a full disk has refused.
+            self.keep()
+            self._doubt.try_again()
+        for decision in self._lookout.hear().decisions if self.is_running else ():
+            self._decide(decision)  # another person's, a moment later
 
     def _decide(self, decision: Decision) -> None:
-        facts = {k: v for k, v in msgspec.to_builtins(decision).items() if v and k not in ("type", "now_ns", "cause")}
-        self._record("breaker.decided", self._breaker.memory.step, **facts)
-        went_on = self._breaker.handle(decision)
-        self._carry_out(went_on)
-        if any(isinstance(one, GoOn) for one in went_on):
-            self.in_force.before_step = None  # decided on before, and not done yet
-            self._keep_in_force()
-            self._out("warning", f"training goes on: {decision.by}: {decision.reason or 'no reason given'}")
+        around, step = self._around, self._breaker.memory.step
+        follows = self._breaker.handle(decision)
+        if not any(isinstance(one, _DONE) for one in follows):
+            self._carry_out(follows)
+            self._set_aside(decision.act, " ".join(one.sentence for one in follows if isinstance(one, Say)), decision.by)
+            return
+        facts = {k: v for k, v in msgspec.to_builtins(decision).items() if k not in ("type", "now_ns", "cause")}
+        facts = {k: v for k, v in facts.items() if v is not False and v not in (None, "", [], ())}
+        around.record("breaker.decided", step, **facts)
+        if any(isinstance(one, GoOn) for one in follows):
+            self.decided.cancel()
+            around.say("warning", f"training goes on: {decision.by}: {decision.reason or 'no reason given'}")
+        self._carry_out(follows)
+
+    def _set_aside(self, act: str, why: str, by: str = "") -> None:
+        self._around.record("breaker.not_decided", self._breaker.memory.step, act=act, by=by, why=why)
+        if not by:
+            self._around.say("warning", f"a decision is set aside: {act}: {why}")
 
     def _go_back(self, back: GoBack) -> None:
         decision = back.decision
-        self.in_force.before_step = back.before_step
-        if decision.act == "skip_range" and decision.first is not None and decision.last is not None:
-            self.in_force.skipped.append((decision.first, decision.last))
-        if decision.act == "lower_lr" and decision.factor is not None:
-            name = f"{decision.now_ns}-{len(self.in_force.lowered)}"  # the same on all ranks
-            lowered = Lowered(id=name, factor=decision.factor, before_step=back.before_step)
-            self.in_force.lowered.append(lowered)
-        is_written = self._keep_in_force()
-        self._record(
+        is_written = self.decided.go_back(back)
+        self._around.record(
             "breaker.went_back",
             self._breaker.memory.step,
             cause=back.cause,
@@ -265,79 +269,16 @@ class Acting:
             act=decision.act,
         )
         if self.is_running:
-            self._out("warning", f"leaving to go back before step {back.before_step} ({decision.act})")
+            # Every rank says it: its agent reads the end of its log.
+            _log.warning("leaving to go back before step %d (%s)", back.before_step, decision.act)
             self._leave(EXIT_GO_BACK, is_written=is_written)
 
     def _leave(self, exit_code: int, *, is_written: bool = True) -> NoReturn:
         self.keep()
         # Nobody leaves before rank 0 has written down what was decided: a launcher ends all ranks with the first.
-        told = self._around.group.broadcast({"is_written": is_written} if self._is_first else None)
+        told = self._around.group.broadcast({"is_written": is_written} if self._around.is_first else None)
         if not told["is_written"]:
-            self._out("error", "[GD101] what was decided cannot be written down, so the run ends here")
+            self._around.say("error", "[GD101] what was decided cannot be written down, so the run ends here")
             exit_code = EXIT_DO_NOT_REQUEUE
         self._around.signals.finish()
         self._around.leave(exit_code)
-
-    # --- checkpoints in doubt -------------------------------------------------------------------------------------
-
-    def _settle_saves(self) -> None:
-        """What is being written now must be there before it can be flagged."""
-        try:
-            with self._around.phase("checkpoint_save"):
-                self._around.checkpointer.wait(self._around.settle_s)
-        except CheckpointError as error:
-            _log.warning("a save under way did not come to an end: %s", error.message)
-
-    def _suspect(self, since: int) -> None:
-        try:
-            with self._around.phase("checkpoint_save"):
-                names = self._around.checkpointer.suspect_since(since, _reason(since))
-        except (MidwatchError, OSError) as error:
-            _log.error("checkpoints since step %d could not be flagged as suspect: %s", since, error)
-            return
-        if names:
-            self._record("checkpoint.suspected", since, names=names)
-
-    def _trust(self, since: int) -> None:
-        try:
-            with self._around.phase("checkpoint_save"):
-                names = self._around.checkpointer.trust_again(since, _reason(since))
-        except (MidwatchError, OSError) as error:
-            _log.error("checkpoints since step %d are still flagged as suspect: %s", since, error)
-            return
-        if names:
-            self._record("checkpoint.trusted_again", since, names=names)
-
-    # --- small verbs ----------------------------------------------------------------------------------------------
-
-    def _lower(self, rates: list[Any]) -> None:
-        for one in self.in_force.lowered:
-            if one.id not in self.applied:
-                self.applied[one.id] = one.factor
-                for thing in rates:
-                    scale_rates(thing, one.factor)
-                self._out("warning", f"learning rates are multiplied by {one.factor:g}, as was decided")
-
-    def _keep_in_force(self) -> bool:
-        """Whether it is written down; true on ranks that do not write."""
-        if self._is_first:
-            try:
-                self._around.desk.keep_in_force(self.in_force)
-            except OSError as error:
-                _log.error("what was decided cannot be written down: %s", error)
-                return False
-        return True
-
-    def _say(self, said: Say) -> None:
-        self._out(said.level, said.sentence)
-
-    def _out(self, level: str, sentence: str) -> None:
-        if self._is_first:
-            _log.log(_LEVELS[level], "%s", sentence)
-
-    def _record(self, event: str, step: int | None, *, cause: str = "", **data: Any) -> None:
-        self._around.recorder.record(event, step=step, cause=cause, **data)
-
-
-def _reason(since: int) -> str:
-    return f"numbers out of their band since step {since}"

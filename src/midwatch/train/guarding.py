@@ -14,9 +14,10 @@ import msgspec
 
 from midwatch.checkpoint import SaveEvent
 from midwatch.config import GuardsConfig
-from midwatch.core import SYSTEM_CLOCK
+from midwatch.core import GuardError
 from midwatch.guards import Guards, Judgement, judged
-from midwatch.train.acting import Acting, Around
+from midwatch.train.acting import Acting
+from midwatch.train.around import Around
 from midwatch.train.readings import Agreed, Exchange, OnTheWay, Readings
 
 _log = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ class Guarding:
         self._later: _Due | None = None
         self._told_unskipped = False
         self._has_asked_to_skip = False
+        self.decided = self._acting.decided
+        self.rates = self.decided.rates
 
     # --- what the script says -------------------------------------------------------------------------------------
 
@@ -53,12 +56,12 @@ class Guarding:
     def skips(self, position: int) -> bool:
         """Whether this batch was taken out of the training."""
         self._has_asked_to_skip = True
-        return self._acting.in_force.is_skipped(position)
+        return self.decided.skips(position)
 
     # --- the course of training -----------------------------------------------------------------------------------
 
     def prepare(self, model: Any, *, is_bound: bool) -> int | None:
-        """Share what rank 0 keeps, before a checkpoint is looked for.
+        """Share what rank 0 keeps, before a checkpoint is looked for; waits here while the run is paused.
 
         Args:
             model: Tells whether numbers may come from a GPU.
@@ -71,26 +74,32 @@ class Guarding:
         self._is_lagging = any(answer["is_on_gpu"] for answer in self._around.group.gather({"is_on_gpu": is_on_gpu}))
         self._acting.prepare()
         self._is_prepared = True
-        return self._acting.in_force.before_step if is_bound else None
+        before_step = self.decided.before_step
+        if before_step is None or is_bound:
+            return before_step
+        self._around.say("warning", f"not gone back before step {before_step}: the script names another beginning")
+        return None
 
-    def begin(self, start: int, *, is_resumed: bool, rates: list[Any]) -> None:
+    def begin(self, start: int, *, is_resumed: bool, tracked: Iterable[Any]) -> None:
         """Training goes on at ``start``.
 
         Args:
             is_resumed: From a checkpoint, whether it has the state of the guards or not.
-            rates: Optimizer and scheduler, whose learning rates are lowered where that was decided.
+            tracked: Optimizers among these have their learning rates lowered where that was decided.
         """
         if is_resumed:
             self._guards.resumed(start)
         if is_resumed or self._acting.has_history:
-            self._acting.resumed(start, rates)
+            self._acting.resumed(start)
+        self.decided.lower(tracked)
         self._acting.is_running = True
 
-    def ensure_begun(self, start: int, model: Any) -> None:
-        """For scripts that do not resume: what was decided holds for them as well."""
+    def ensure_begun(self, start: int, tracked: Mapping[str, Any]) -> None:
+        """For scripts that do not resume, and for what was tracked since: what was decided holds there as well."""
         if not self._is_prepared:
-            self.prepare(model, is_bound=False)
-            self.begin(start, is_resumed=False, rates=[])
+            self.prepare(tracked.get("model"), is_bound=False)
+            self.begin(start, is_resumed=False, tracked=tracked.values())
+        self.decided.lower(tracked.values())
 
     def boundary(self, step: int) -> None:
         """A step is done. Pauses, and leaves the process, where the breaker says so.
@@ -99,13 +108,16 @@ class Guarding:
         launching the next.
         """
         due: _Due | None = (step, self._readings.take(), self._position)
+        if self._is_lagging or self._exchange.is_late:
+            self._acting.unjudged(step)
         if self._is_lagging:
             due, self._later = self._later, due
         if due is not None:
             self._agree(*due)
+        self._mind_rates(step)
 
     def _agree(self, step: int, mine: OnTheWay, position: int | None) -> None:
-        agreed = self._exchange.agree(step, _with(mine.numbers(), position), SYSTEM_CLOCK.wall_ns() // 1000)
+        agreed = self._exchange.agree(step, _with(mine.numbers(), position), self._now_us())
         if agreed is not None:
             self._judge(agreed)
 
@@ -114,11 +126,14 @@ class Guarding:
         self.finish()  # in their order: what was to be judged later comes first
         self._readings.add(values)
         numbers = _with(self._readings.take().numbers(), self._position)
-        agreed = self._exchange.agree(step, numbers, SYSTEM_CLOCK.wall_ns() // 1000, is_early=True)
+        agreed = self._exchange.agree(step, numbers, self._now_us(), is_early=True)
         if agreed is None:
             agreed = self._exchange.finish()
         assert agreed is not None, "begun just now, so it comes out here"
         return self._judge(agreed)
+
+    def _now_us(self) -> int:
+        return self._around.clock.now_ns() // 1000
 
     def saved(self, events: Iterable[SaveEvent]) -> None:
         """What became of saves: one that was under way when doubt arose is in doubt as well."""
@@ -140,16 +155,16 @@ class Guarding:
     # --- saved with each checkpoint -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return {"guards": self._guards.state_dict(), "applied": dict(self._acting.applied)}
+        return {"guards": self._guards.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._guards.load_state_dict(state["guards"])
-        self._acting.applied = dict(state["applied"])
 
     # --- judging --------------------------------------------------------------------------------------------------
 
     def _judge(self, agreed: Agreed) -> Judgement:
-        judgement = self._guards.observe(agreed.sample(self._acting.lr_factor))
+        # The script's word for the learning rate is the plan's: it is lowered within the optimizer's step only.
+        judgement = self._guards.observe(agreed.sample(1.0))
         for finding in judgement.findings:
             if self._around.group.rank == 0:
                 level = logging.INFO if finding.tier == "note" else logging.WARNING
@@ -163,50 +178,21 @@ class Guarding:
 
     def _mind_skipping(self, agreed: Agreed) -> None:
         position = agreed.step if agreed.position is None else agreed.position
-        if self._told_unskipped or self._has_asked_to_skip or not self._acting.in_force.is_skipped(position):
+        if self._told_unskipped or self._has_asked_to_skip or not self.decided.skips(position):
             return
         self._told_unskipped = True
         text = f"batch {position} was to be left out, and the script trained on it: ask run.skips(position) in its loop"
         _log.error(text)
-        self._around.recorder.record("guard.not_skipped", step=agreed.step, position=position)
+        self._around.record("guard.not_skipped", agreed.step, position=position)
+
+    def _mind_rates(self, step: int) -> None:
+        if self.rates.is_without_effect():
+            factor = self.rates.factor
+            message = f"learning rates were to be multiplied by {factor:g}, and no step of a tracked optimizer is seen"
+            error = GuardError("GD104", message)
+            self._around.say("error", f"[{error.code}] {error.message}. {error.hint}")
+            self._around.record("guard.rates_not_lowered", step, factor=factor)
 
 
 def _with(numbers: dict[str, float], position: int | None) -> dict[str, float]:
     return numbers if position is None else {**numbers, "position": float(position)}
-
-
-class NoGuards:
-    """The same calls with nobody looking: ``guards.action = "off"``."""
-
-    def add(self, values: Mapping[str, Any]) -> None:
-        pass
-
-    def at(self, position: int) -> None:
-        pass
-
-    def skips(self, position: int) -> bool:
-        return False
-
-    def prepare(self, model: Any, *, is_bound: bool) -> int | None:
-        return None
-
-    def begin(self, start: int, *, is_resumed: bool, rates: list[Any]) -> None:
-        pass
-
-    def ensure_begun(self, start: int, model: Any) -> None:
-        pass
-
-    def boundary(self, step: int) -> None:
-        pass
-
-    def check(self, step: int, values: Mapping[str, Any]) -> Judgement:
-        return Judgement(step=step)
-
-    def saved(self, events: Iterable[SaveEvent]) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
-    def keep(self) -> None:
-        pass

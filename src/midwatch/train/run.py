@@ -27,22 +27,22 @@ from typing import Any, Literal, NoReturn, SupportsIndex, cast
 
 import msgspec
 
-from midwatch.audit import Desk
 from midwatch.checkpoint import Checkpointer, ResumePoint
 from midwatch.config import Config, RankEnv, resolve_paths
 from midwatch.core import EXIT_FAILED, EXIT_REQUEUE, CheckpointError, printable
 from midwatch.guards import Judgement
 from midwatch.pulse import Flag, NullPulse, PulseWriter
-from midwatch.train.acting import Around
 from midwatch.train.collectives import Collectives
 from midwatch.train.gate import await_go
-from midwatch.train.guarding import Guarding, NoGuards
+from midwatch.train.guarding import Guarding
 from midwatch.train.imports import note_imports
 from midwatch.train.metrics import MetricLog, save_numbers
+from midwatch.train.opening import Opened, open_guards
 from midwatch.train.resume_notes import ResumeNotes, resumed_facts, resumed_line, set_aside_lines
 from midwatch.train.session import Declared, Session, open_session, refuse_if_vanished
 from midwatch.train.settings import fix_paths
 from midwatch.train.signals import Signals
+from midwatch.train.unguarded import NoGuards
 
 CRASH_FLUSH_S = 10.0
 """After an unhandled exception: lets a save that is being written get durable, without hiding the crash for long."""
@@ -61,7 +61,7 @@ class Run:
         self._pulse = pulse
         self._tracked: dict[str, Any] = {}
         self._guarding: Guarding | NoGuards = NoGuards()
-        self._opened: tuple[Session, Checkpointer, MetricLog, Signals] | None = None
+        self._opened: Opened | None = None
         self._step: int | None = None
         self._began = 0.0
         self._saved_step: int | None = None
@@ -123,8 +123,11 @@ class Run:
 
         Collective: yes; after ``init_process_group``.
 
+        Blocking: while the circuit breaker has the run paused, until somebody decides.
+
         Raises:
             CheckpointError: CK109, CK201 to CK208; with ``path`` also what is wrong with it.
+            SystemExit: 93 the circuit breaker has ended the run, and nobody has decided since; 75 stopped while paused.
         """
         session, checkpointer, _, _ = self._open()
         before_step = self._guarding.prepare(self._tracked.get("model"), is_bound=path is None and mode != "never")
@@ -145,8 +148,7 @@ class Run:
             self._note_changes(session, point)
         self._pulse.resumed(point.step if point else None, point.digest[:16] if point else "", mine)
         start = point.step + 1 if point else 0
-        rates = [self._tracked.get(name) for name in ("optimizer", "scheduler")]
-        self._guarding.begin(start, is_resumed=point is not None, rates=rates)
+        self._guarding.begin(start, is_resumed=point is not None, tracked=self._tracked.values())
         return start
 
     def steps(self, start: int, total: int) -> Iterator[int]:
@@ -166,7 +168,7 @@ class Run:
             SuperviseError: SV108 when the supervisor does not give the go within ``watch.resume_timeout_s``.
         """
         session, checkpointer, _, signals = self._open()
-        self._guarding.ensure_begun(start, self._tracked.get("model"))
+        self._guarding.ensure_begun(start, self._tracked)
         if self._env.is_gated:
             exit_code = await_go(self._pulse, self._env.rank, self.config.watch.resume_timeout_s)
             if exit_code is not None:
@@ -231,6 +233,15 @@ class Run:
         self._open()
         return self._guarding.skips(position)
 
+    @property
+    def lr_factor(self) -> float:
+        """What all learning rates are multiplied by, as was decided on a paused run; 1.0 for no change.
+
+        In the steps of tracked optimizers midwatch does so itself. It is for a script whose optimizer is of another kind.
+        """
+        self._open()
+        return self._guarding.rates.for_script()
+
     # --- more -----------------------------------------------------------------------------------------------------
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -270,7 +281,7 @@ class Run:
     def _checkpointer(self) -> Checkpointer:
         return self._open()[1]
 
-    def _open(self) -> tuple[Session, Checkpointer, MetricLog, Signals]:
+    def _open(self) -> Opened:
         """Settle identity and open the books at first use: by then the script has made its process group."""
         if self._opened is not None:
             return self._opened
@@ -286,22 +297,15 @@ class Run:
         metrics = MetricLog(session.journal, self.config.run.log_every)
         signals = Signals(session.group, self._pulse.flags, self._pulse.phase)
         signals.ask(self._requests)
-        if self.config.guards.action != "off":
-            around = Around(
-                group=session.group,
-                checkpointer=checkpointer,
-                recorder=session.recorder,
-                desk=Desk(self._paths.run_dir, is_writer=session.identity.rank == 0),
-                phase=self.phase,
-                signals=signals,
-                leave=lambda exit_code: self._leave(exit_code, CRASH_FLUSH_S),
-                flush=metrics.flush,
-                settle_s=2 * self.config.checkpoint.commit_timeout_s,
-            )
-            is_scaled = self._tracked.get("scaler") is not None
-            self._guarding = Guarding(self.config.guards, around, is_scaling_dynamic=is_scaled)
-            checkpointer.keep("guards", self._guarding)
-        self._opened = (session, checkpointer, metrics, signals)
+        self._opened = opened = (session, checkpointer, metrics, signals)
+        self._guarding = open_guards(
+            self.config,
+            opened,
+            self._paths.run_dir,
+            phase=self.phase,
+            leave=lambda exit_code: self._leave(exit_code, CRASH_FLUSH_S),
+            is_scaling_dynamic=self._tracked.get("scaler") is not None,
+        )
         return self._opened
 
     def _ask(self, flag: Flag) -> None:
@@ -336,7 +340,7 @@ class Run:
             self._leave(EXIT_FAILED, CRASH_FLUSH_S)
         self._guarding.saved(checkpointer.poll())
         self._guarding.boundary(step)
-        metrics.annotate(step, save_numbers(step, checkpointer.health, self.resumed))
+        metrics.annotate(step, save_numbers(step, checkpointer.health, self.resumed) | self._guarding.rates.numbers)
         asked = signals.at_boundary()
         is_due = step > 0 and step % self.config.checkpoint.interval == 0
         is_wanted = is_due or is_last or bool(asked & (Flag.STOP | Flag.SAVE))

@@ -1,0 +1,50 @@
+"""The guards of a run, put together when it is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from midwatch.audit import Desk
+from midwatch.checkpoint import Checkpointer
+from midwatch.config import Config
+from midwatch.train.around import Around, Leave
+from midwatch.train.decided import Decided
+from midwatch.train.guarding import Guarding
+from midwatch.train.metrics import MetricLog
+from midwatch.train.session import Session
+from midwatch.train.signals import Signals
+from midwatch.train.unguarded import NoGuards
+
+Opened = tuple[Session, Checkpointer, MetricLog, Signals]
+
+
+def open_guards(
+    config: Config,
+    opened: Opened,
+    run_dir: Path,
+    *,
+    phase: Callable[[str], AbstractContextManager[None]],
+    leave: Leave,
+    is_scaling_dynamic: bool,
+) -> Guarding | NoGuards:
+    """What judges the numbers of this rank, and its state in each checkpoint."""
+    session, checkpointer, metrics, signals = opened
+    desk = Desk(run_dir, is_writer=session.identity.rank == 0)
+    if config.guards.action == "off":
+        return NoGuards(Decided(session.group, desk))
+    around = Around(
+        group=session.group,
+        checkpointer=checkpointer,
+        recorder=session.recorder,
+        desk=desk,
+        phase=phase,
+        signals=signals,
+        leave=leave,
+        flush=metrics.flush,
+        settle_s=2 * config.checkpoint.commit_timeout_s,
+    )
+    guarding = Guarding(config.guards, around, is_scaling_dynamic=is_scaling_dynamic)
+    checkpointer.keep("guards", guarding)
+    return guarding

@@ -1,0 +1,67 @@
+"""The calls of ``Guarding`` with nobody looking at the numbers: ``guards.action = "off"``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from midwatch.checkpoint import SaveEvent
+from midwatch.guards import Judgement
+from midwatch.train.decided import Decided
+from midwatch.train.rates import LoweredRates
+
+
+class NoGuards:
+    """What was decided before they were turned off still holds.
+
+    Args:
+        decided: None before the run is opened, when nothing is known.
+    """
+
+    def __init__(self, decided: Decided | None = None) -> None:
+        self._decided = decided
+        self.rates = decided.rates if decided is not None else LoweredRates()
+        self._is_prepared = False
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        pass
+
+    def at(self, position: int) -> None:
+        pass
+
+    def skips(self, position: int) -> bool:
+        return self._decided is not None and self._decided.skips(position)
+
+    def prepare(self, model: Any, *, is_bound: bool) -> int | None:
+        self._is_prepared = True
+        if self._decided is None:
+            return None
+        self._decided.prepare()
+        return self._decided.before_step if is_bound else None
+
+    def begin(self, start: int, *, is_resumed: bool, tracked: Iterable[Any]) -> None:
+        if self._decided is not None:
+            self._decided.lower(tracked)
+            self._decided.done()
+
+    def ensure_begun(self, start: int, tracked: Mapping[str, Any]) -> None:
+        if not self._is_prepared:
+            self.prepare(tracked.get("model"), is_bound=False)
+            self.begin(start, is_resumed=False, tracked=tracked.values())
+        if self._decided is not None:
+            self._decided.lower(tracked.values())
+
+    def boundary(self, step: int) -> None:
+        self.rates.is_without_effect()
+
+    def check(self, step: int, values: Mapping[str, Any]) -> Judgement:
+        return Judgement(step=step)
+
+    def saved(self, events: Iterable[SaveEvent]) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def keep(self) -> None:
+        pass

@@ -338,8 +338,10 @@ class PushConfig(_Leaf, frozen=True, kw_only=True):
 
 
 class MetricsConfig(_Leaf, frozen=True, kw_only=True):
-    """What becomes of the numbers given to ``run.log``, beside the journal in the run folder."""
+    """What is recorded beside the numbers given to ``run.log``, and what becomes of them beside the journal."""
 
+    every: Steps = 10
+    """Steps between two records of what midwatch measures itself: where the time goes, memory, tokens a second."""
     index_dir: str = ""
     """Where indexes lie, on a disk of this host. Empty: a folder of this user's in /var/tmp."""
     listen: str = ""

@@ -26,7 +26,7 @@ _PAUSE_S: Final = 0.2
 )
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.option(
-    "--to", "target", metavar="URL", help="Prometheus remote write, or tensorboard:FOLDER. Default: metrics.push.url."
+    "--to", "target", metavar="URL", help="A receiver (see metrics.push.kind), or tensorboard:FOLDER. Default: metrics.push.url."
 )
 @click.option(
     "--wait", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Seconds for a receiver that is away."
@@ -74,7 +74,7 @@ def _sink(target: str | None, config_file: Path | None, overrides: Sequence[str]
     if not chosen:
         raise click.UsageError("say where: --to URL, or metrics.push.url")
     token = expand_path("metrics.push.token_file", config.token_file) if config.token_file else None
-    return sink_of(chosen, token)
+    return sink_of(chosen, token, config.kind)
 
 
 def _push_all(pusher: Pusher, wait_s: float) -> PushReport:

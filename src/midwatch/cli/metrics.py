@@ -6,6 +6,7 @@ import click
 
 from midwatch.cli._metrics_import import import_command
 from midwatch.cli._metrics_push import push
+from midwatch.cli._metrics_serve import serve
 from midwatch.cli._metrics_show import reindex, show
 
 
@@ -17,5 +18,5 @@ def command() -> None:
     """
 
 
-for _verb in (show, import_command, reindex, push):
+for _verb in (show, import_command, reindex, push, serve):
     command.add_command(_verb)

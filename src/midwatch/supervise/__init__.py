@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "Fold",
+    "FolderFamilies",
     "LaunchRequest",
     "LogFile",
     "LogReader",
@@ -33,12 +34,14 @@ __all__ = [
     "planned_environments",
     "rank_ranges",
     "send_wish",
+    "serve_folder",
 ]
 
 if TYPE_CHECKING:
     from midwatch.supervise.between_runs import check_between_runs, note_between_runs
     from midwatch.supervise.ending import Result
     from midwatch.supervise.failover import is_stamped
+    from midwatch.supervise.folder_families import FolderFamilies
     from midwatch.supervise.folding import Fold
     from midwatch.supervise.held_between import hold_between_runs
     from midwatch.supervise.joining import fetch_status, send_wish
@@ -54,11 +57,13 @@ if TYPE_CHECKING:
     )
     from midwatch.supervise.prepare import LaunchRequest, Plan, plan, planned_environments
     from midwatch.supervise.seating import launch
+    from midwatch.supervise.serving_page import serve_folder
     from midwatch.supervise.suspicion import Machine, SuspicionLedger
     from midwatch.supervise.wire import PersonAsks
 
 _HOMES = {
     "Fold": "midwatch.supervise.folding",
+    "FolderFamilies": "midwatch.supervise.folder_families",
     "LaunchRequest": "midwatch.supervise.prepare",
     "LogFile": "midwatch.supervise.loglines",
     "LogReader": "midwatch.supervise.loglines",
@@ -82,6 +87,7 @@ _HOMES = {
     "planned_environments": "midwatch.supervise.prepare",
     "rank_ranges": "midwatch.supervise.loglines",
     "send_wish": "midwatch.supervise.joining",
+    "serve_folder": "midwatch.supervise.serving_page",
 }
 
 

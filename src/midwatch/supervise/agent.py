@@ -18,7 +18,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ from midwatch.supervise.clocks import CoordinatorClock
 from midwatch.supervise.endpoint import read_endpoint
 from midwatch.supervise.hands import Hands
 from midwatch.supervise.link import Link, Refused, answer_s, untaken_s
+from midwatch.supervise.node_view import WRITE_S, NodeView, write_view
 from midwatch.supervise.outbox import Outbox
 from midwatch.supervise.procs import become_subreaper
 from midwatch.supervise.protocol import read_token
@@ -82,7 +83,7 @@ class Agent:
 
     async def run(self, lines: asyncio.StreamReader) -> int:
         """Work until the run is over or the launcher is gone; returns the exit code of this process."""
-        loops = [self._guarded(loop()) for loop in (self._watch, self._talk, self._obey, self._mind_silence)]
+        loops = [self._guarded(loop()) for loop in self._loops]
         tasks = [asyncio.create_task(loop) for loop in [*loops, self._listen(lines)]]
         await self._over.wait()
         await self._hands.end_everything()
@@ -92,6 +93,11 @@ class Agent:
         await asyncio.gather(*tasks, *self._tasks, return_exceptions=True)
         await self._link.close()
         return 0
+
+    @property
+    def _loops(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        loops = [self._watch, self._talk, self._obey, self._mind_silence]
+        return [*loops, self._show] if self._spec.view_path else loops
 
     async def _say_goodbye(self) -> None:
         """The last facts, and that the last order arrived; a coordinator that cannot hear it has other worries."""
@@ -124,6 +130,22 @@ class Agent:
                 # The coordinator could not be heard either.
                 self._heard = min(self._heard + late_s, time.monotonic())
             self._hands.poll(now_ns)
+
+    async def _show(self) -> None:
+        """For the page of metrics, which is another process: what is slow there must not be slow here."""
+        path = Path(self._spec.view_path)
+        while True:
+            view = NodeView(
+                run=self._hands.setup.run,
+                node=self._hands.setup.node,
+                mono_ns=time.monotonic_ns(),
+                attempt=self._hands.running_attempt,
+                unheard_s=round(time.monotonic() - self._heard, 3),
+                ranks=self._hands.statuses(),
+            )
+            with contextlib.suppress(OSError):
+                write_view(path, view)
+            await asyncio.sleep(WRITE_S)
 
     # --- telling -----------------------------------------------------------------------------------------------
 

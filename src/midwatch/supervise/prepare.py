@@ -16,10 +16,12 @@ from midwatch.audit import ensure_run
 from midwatch.cluster import Topology, load_topology
 from midwatch.config import (
     Config,
+    MetricsConfig,
     OutsidePlace,
     RunPaths,
     SecureConfig,
     canonical_json,
+    expand_path,
     inherited_environment,
     redact,
     redact_list,
@@ -32,6 +34,7 @@ from midwatch.storage import newest_attempt, sha256_hex
 from midwatch.supervise.address import listen
 from midwatch.supervise.decide import Rules
 from midwatch.supervise.failover import FolderLock
+from midwatch.supervise.node_view import view_path
 from midwatch.supervise.procs import SHM
 from midwatch.supervise.protocol import create_token
 from midwatch.supervise.spawn import NodeSetup, rank_environment, resolve_command
@@ -92,6 +95,7 @@ def plan(request: LaunchRequest) -> Plan:
     paths = resolve_paths(request.config)
     for word in (str(paths.run_dir), str(paths.checkpoint_dir), *request.command):
         _check_text(word)
+    _check_metrics(request.config.metrics)
     return Plan(
         request=request,
         paths=paths,
@@ -112,6 +116,23 @@ def _certificate(config: Config) -> str:
     from midwatch.supervise.tls import read_certificate
 
     return read_certificate(config.secure)
+
+
+def _check_metrics(metrics: MetricsConfig) -> None:
+    """Raises ConfigError for addresses and paths that nobody could use: the processes for them are started later."""
+    push = metrics.push
+    if metrics.index_dir:
+        expand_path("metrics.index_dir", metrics.index_dir)
+    if not (metrics.listen or push.url):
+        return
+    # Only who asks for it pays for the import.
+    from midwatch.audit.exporters import Listen, sink_of
+
+    if metrics.listen:
+        Listen(metrics.listen)
+    if push.url:
+        token = expand_path("metrics.push.token_file", push.token_file) if push.token_file else None
+        sink_of(push.url, token, push.kind).close()
 
 
 def _check_text(word: str) -> None:
@@ -253,6 +274,7 @@ def agent_task(plan: Plan, *, url: str, token: str, run: str, address: str, conf
         # Nothing is started a second time under another launcher.
         is_warm=request.config.restart.warm and request.place is None,
         patience_s=request.config.restart.join_timeout_s,
+        view_path=str(view_path(plan.tag)) if request.config.metrics.listen else "",
     )
 
 

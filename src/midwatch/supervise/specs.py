@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from midwatch.config import IsolateConfig, SecureConfig, WatchConfig
+from midwatch.config import IsolateConfig, PushConfig, SecureConfig, WatchConfig
 from midwatch.supervise.decide import Rules
 from midwatch.supervise.spawn import NodeSetup
 
@@ -28,6 +28,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Keep a parked process for the next restart."""
     patience_s: float
     """With nothing running and nobody to talk to, give up after this long."""
+    view_path: str = ""
+    """Where it shows what it knows, for the page of metrics. Empty: nobody asks."""
 
 
 class CarrySpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,3 +72,30 @@ class CoordinatorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """That node stands still or is cut off; it may still exist."""
     config_digest: str
     """Of the resolved configuration; for the ledger."""
+
+
+class SenderSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What sends metrics on must know."""
+
+    run_dir: str
+    run: str
+    node: str
+    push: PushConfig
+
+
+class PageSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What answers Prometheus on a node must know."""
+
+    listen: str
+    run_dir: str
+    run: str
+    node: str
+    view: str
+    """Where the agent of this launcher shows what it knows."""
+    is_shared: bool
+    """Other agents of the run are on this host, and this page tells of them, too."""
+    index_dir: str
+    """Absolute; empty: the default."""
+    checkpoint_dir: str
+    address: str
+    """Where other nodes reach this one."""

@@ -1,54 +1,23 @@
-"""A remote write receiver over HTTP: one request at a time, each with a time-out."""
+"""A remote write receiver over HTTP."""
 
 from __future__ import annotations
 
-import base64
-import http.client
-import ssl
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
-from urllib.parse import unquote, urlsplit
 
+from midwatch.audit.exporters.http_post import HttpPost
 from midwatch.audit.exporters.remote_write import HEADERS, families_request, snappy_literals, write_request
-from midwatch.audit.exporters.sink import Outgoing, SinkAwayError, SinkRefusedError
+from midwatch.audit.exporters.sink import Outgoing
 from midwatch.audit.exporters.text import Family
-from midwatch.core import ConfigError, printable
-from midwatch.storage import read_regular
-
-_ANSWER_BYTES: Final = 2000
-_LONGEST_WAIT_S: Final = 300.0
-_REFUSED: Final = frozenset((400, 409, 413, 422))
-"""Answers about these very records. All others speak of the receiver, its address or a token, which somebody will put
-right: nothing should be lost until then."""
 
 
 class RemoteWriteSink:
     """Prometheus (``--web.enable-remote-write-receiver``), VictoriaMetrics, Mimir, Thanos: ``.../api/v1/write``."""
 
     def __init__(self, url: str, *, token_file: Path | None = None) -> None:
-        """Nothing is connected yet.
-
-        Args:
-            url: ``http://`` or ``https://``; user and password may be in it.
-            token_file: Its content is sent as a bearer token; read for each request, so that it may be exchanged.
-
-        Raises:
-            ConfigError: CF102 for what is no such address.
-        """
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise _bad_url(url) from error
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise _bad_url(url)
-        self._host, self._port, self._is_tls = parts.hostname, port, parts.scheme == "https"
-        self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        self._user = (unquote(parts.username), unquote(parts.password or "")) if parts.username else None
-        self._token_file = token_file
-        self._connection: http.client.HTTPConnection | None = None
-        self.name = f"{parts.scheme}://{parts.hostname}{f':{port}' if port else ''}{parts.path}"
+        """Nothing is connected yet; as ``HttpPost``."""
+        self._http = HttpPost(url, token_file)
+        self.name = self._http.name
 
     def send(self, records: Sequence[Outgoing], timeout_s: float) -> None:
         """Hand records over; see ``Sink``."""
@@ -65,72 +34,8 @@ class RemoteWriteSink:
         """
         self._deliver(families_request(families, ts_ms), timeout_s)
 
-    def _deliver(self, request: bytes, timeout_s: float) -> None:
-        status, reason, retry_after = self._post(snappy_literals(request), timeout_s)
-        if 200 <= status < 300:
-            return
-        message = f"{self.name} answered {status}: {printable(reason) or http.client.responses.get(status, '')}"
-        if status in _REFUSED:
-            raise SinkRefusedError(message)
-        raise SinkAwayError(message, retry_after)
-
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._http.close()
 
-    def _post(self, body: bytes, timeout_s: float) -> tuple[int, str, float]:
-        is_fresh = self._connection is None
-        connection = self._connected(timeout_s)
-        try:
-            connection.request("POST", self._target, body, self._headers())
-            answer = connection.getresponse()
-            reason = answer.read(_ANSWER_BYTES).decode("utf-8", "replace").strip()
-            answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            if not is_fresh and isinstance(
-                error, (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError)
-            ):
-                # The receiver closed an idle connection, as it may; it has not read this request.
-                return self._post(body, timeout_s)
-            raise SinkAwayError(f"{self.name}: {error or type(error).__name__}") from error
-        if answer.will_close:
-            self.close()
-        return answer.status, reason, _seconds(answer.headers.get("Retry-After", ""))
-
-    def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
-        if self._connection is None:
-            if self._is_tls:
-                context = ssl.create_default_context()
-                self._connection = http.client.HTTPSConnection(
-                    self._host, self._port, timeout=timeout_s, context=context
-                )
-            else:
-                self._connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
-        elif self._connection.sock is not None:
-            self._connection.sock.settimeout(timeout_s)
-        return self._connection
-
-    def _headers(self) -> dict[str, str]:
-        if self._token_file is not None:
-            try:
-                token = read_regular(self._token_file).decode("ascii").strip()
-            except (OSError, UnicodeDecodeError) as error:
-                raise SinkAwayError(f"cannot read the token in {self._token_file}: {error}") from error
-            return {**HEADERS, "Authorization": f"Bearer {token}"}
-        if self._user is not None:
-            word = base64.b64encode(f"{self._user[0]}:{self._user[1]}".encode()).decode()
-            return {**HEADERS, "Authorization": f"Basic {word}"}
-        return dict(HEADERS)
-
-
-def _seconds(text: str) -> float:
-    """Retry-After in seconds; its other form, a date, is not worth the trouble."""
-    return min(float(text), _LONGEST_WAIT_S) if text.isdecimal() else 0.0
-
-
-def _bad_url(url: str) -> ConfigError:
-    # Without what may be a password.
-    shown = url.rpartition("@")[2]
-    return ConfigError("CF102", f"{shown!r} is no http:// or https:// address", key="metrics.push.url")
+    def _deliver(self, request: bytes, timeout_s: float) -> None:
+        self._http.deliver(snappy_literals(request), HEADERS, timeout_s)

@@ -147,6 +147,10 @@ class Pusher:
         ops.unlink(self._path)
         self._done.clear()
 
+    def hurry(self) -> None:
+        """Ask again at the next call, also a receiver that was to be left alone for a while."""
+        self._not_before_ns = 0
+
     def close(self) -> None:
         """Release the sink."""
         self._sink.close()

@@ -13,13 +13,14 @@ import click
 import msgspec
 
 from midwatch.audit import Desk
-from midwatch.cli._output import exits, json_option, pairs, plain, say, show_json, when
+from midwatch.cli import _breaker_show
+from midwatch.cli._output import exits, json_option, plain, say, show_json
 from midwatch.cli._places import run_argument, run_folder
 from midwatch.cli._wish import ask, dry_run_option, reason_option
 from midwatch.core import SYSTEM_CLOCK, GuardError
 from midwatch.guards import Act, Decision, Memory
 
-_ENDS = exits(65, 74, e65="no such run, or it is not paused")
+_ENDS = exits(65, 74, e65="no such run, or it waits for no decision")
 
 
 @click.group("breaker", short_help="See why training is paused, and decide.")
@@ -31,26 +32,15 @@ def command() -> None:
 @run_argument
 @json_option
 def show(run: Path | None, *, is_json: bool) -> None:
-    """Say what the breaker of the run in the folder RUN is doing, and what was decided and still holds."""
+    """Say what the breaker of the run in the folder RUN is doing, what was decided and still holds, and what the numbers
+    that the run logged tell of the cause."""
     folder = run_folder(run)
     desk = Desk(folder)
-    memory, in_force = _memory(desk), desk.in_force()
+    memory = _memory(desk)
     if is_json:
-        show_json({"breaker": memory, "in_force": in_force, "waiting": desk.waiting()})
-        return
-    trip = memory.trip
-    rows = {"state": memory.state}
-    if trip is not None:
-        rows["tripped"] = f"{trip.kind} at step {trip.step}, batches {trip.position} to {trip.last_position}"
-    if memory.state == "open":
-        rows["until"] = when(memory.until_ns)
-    if in_force.skipped:
-        rows["left out"] = ", ".join(f"batches {first} to {last}" for first, last in in_force.skipped)
-    if in_force.lowered:
-        rows["learning rate"] = " ".join(f"x {one.factor:g}" for one in in_force.lowered)
-    if in_force.before_step is not None:
-        rows["next start"] = f"from a checkpoint before step {in_force.before_step}"
-    pairs(list(rows.items()))
+        show_json(_breaker_show.document(folder, desk, memory))
+    else:
+        _breaker_show.show(folder, desk, memory)
 
 
 @command.command("go-on", epilog=_ENDS)
@@ -136,7 +126,7 @@ def lower_lr(run: Path | None, *, factor: float, before: int | None, reason: str
 def drop_node(run: Path | None, *, node: str, before: int | None, reason: str, dry_run: bool, is_json: bool) -> None:
     """Go back, and go on without a node (see ``midwatch node isolate``)."""
     folder = run_folder(run)
-    _refuse_unless_paused(folder)
+    _refuse_unless_waiting(folder, "drop_node")
     # One document on stdout: what is said of the node is for people.
     with contextlib.redirect_stdout(sys.stderr) if is_json else contextlib.nullcontext():
         ask(folder, "isolate", reason, node=node, dry_run=dry_run, is_json=False)
@@ -145,23 +135,29 @@ def drop_node(run: Path | None, *, node: str, before: int | None, reason: str, d
 
 def _decide(run: Path | None, act: Act, reason: str, *, dry_run: bool, is_json: bool, **what: Any) -> None:
     folder = run_folder(run)
-    _refuse_unless_paused(folder)
+    memory = _refuse_unless_waiting(folder, act)
     given = {name: value for name, value in what.items() if value is not None}
-    decision = Decision(now_ns=SYSTEM_CLOCK.wall_ns(), act=act, by=_whoever(), reason=reason, **given)
+    now_ns = SYSTEM_CLOCK.wall_ns()
+    decision = Decision(now_ns=now_ns, act=act, by=_whoever(), reason=reason, pause=memory.pauses, **given)
     if not dry_run:
         Desk(folder).leave(msgspec.to_builtins(decision))
     if is_json:
         show_json({"decision": decision, "dry_run": dry_run})
         return
     details = "".join(f", {name} {plain(str(value))}" for name, value in given.items())
-    say(f"{'would leave' if dry_run else 'left'} for the run in {plain(str(folder))}: {act}{details}: {plain(reason)}")
+    then = "the next start of the run" if memory.state == "ended" else "the run"
+    say(f"{'would leave' if dry_run else 'left'} for {then} in {plain(str(folder))}: {act}{details}: {plain(reason)}")
 
 
-def _refuse_unless_paused(folder: Path) -> None:
+def _refuse_unless_waiting(folder: Path, act: Act) -> Memory:
     memory = _memory(Desk(folder))
-    if memory.state != "open":
+    if memory.state == "ended" and act == "stop":
+        message = f"the run in {folder} has ended: {memory.why_ended}"
+        raise GuardError("GD102", message, state=memory.state)
+    if memory.state not in ("open", "ended"):
         message = f"the run in {folder} is not paused (its breaker is {memory.state})"
         raise GuardError("GD102", message, state=memory.state)
+    return memory
 
 
 def _memory(desk: Desk) -> Memory:

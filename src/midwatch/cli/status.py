@@ -120,7 +120,8 @@ def _breaker(folder: Path) -> str:
         return "going back to an older checkpoint"
     if state == "open":
         return f"paused until {when(memory.get('until_ns', 0))}; see midwatch breaker show"
-    return "ended the run; see midwatch breaker show" if state == "ended" else ""
+    until = "nothing starts it before somebody decides; see midwatch breaker show"
+    return f"ended the run, and {until}" if state == "ended" else ""
 
 
 def _lines(folder: Path) -> list[LedgerLine]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping
 from typing import Final
@@ -189,11 +190,15 @@ _DECIDED: Final = {
     EXIT_GO_BACK: ("breaker_went_back", "left, to go back to an older checkpoint"),
 }
 """Exit codes by which a rank says what it wants."""
+_BACK_TO: Final = re.compile(r"leaving to go back before step (\d+)")
+"""What each rank logs last then."""
 
 
 def _read_exit(rank: RankEvidence, code: int, xid: str, lived_s: float | None) -> RankFact:
     if rank.is_attached and code in _DECIDED:
         fault_class, phrase = _DECIDED[code]
+        if code == EXIT_GO_BACK and (where := _BACK_TO.findall("\n".join(rank.stderr_tail))):
+            phrase = f"left, to go back to a checkpoint from before step {where[-1]}"
         return RankFact(
             evidence=rank,
             fault_class=fault_class,

@@ -2,6 +2,7 @@
 
 from midwatch.triage.checks import Check
 from midwatch.triage.facts import Facts, ScheduleFacts, read_facts
+from midwatch.triage.of_run import replay_run
 from midwatch.triage.replaying import Replayed, replay
 from midwatch.triage.reporting import Report, Verdict, report
 
@@ -14,5 +15,6 @@ __all__ = [
     "Verdict",
     "read_facts",
     "replay",
+    "replay_run",
     "report",
 ]

@@ -10,6 +10,7 @@ import msgspec
 from midwatch.core import CODES, EXIT_REQUEUE
 from midwatch.faults import Evidence, RankEvidence, Verdict, class_of
 from midwatch.supervise.decide.core import Core
+from midwatch.supervise.decide.facts import WENT_BACK
 from midwatch.supervise.decide.model import Attempt, Incident, Outcome, Watching
 from midwatch.supervise.messages import WriteVerdict
 
@@ -89,7 +90,7 @@ def conclude(core: Core, verdict: Verdict, ending: Outcome | None) -> tuple[Verd
     exclude = to_exclude(core, verdict)
     without = f"; leave out {_names(exclude)}" if exclude else ""
     if ending is None:
-        advice = f"start again{_from_where(core)}{without}"
+        advice = f"start again{_from_where(core, verdict)}{without}"
         action = "requeue"
     else:
         advice = f"do not start again before the cause is found{without}"
@@ -118,10 +119,12 @@ def to_exclude(core: Core, verdict: Verdict) -> tuple[str, ...]:
     return tuple(sorted(set(bad)))
 
 
-def _from_where(core: Core) -> str:
+def _from_where(core: Core, verdict: Verdict) -> str:
     attempt, incident = core.attempt, core.incident
     if attempt is None or not attempt.attached:
         return ""
+    if verdict.fault_class == WENT_BACK:
+        return ": it resumes from there"
     steps = [core.memory.verified_step, *(report.step for report in attempt.resumed.values())]
     doubtful = incident.doubtful_from if incident is not None else None
     known = [step for step in steps if step is not None and (doubtful is None or step < doubtful)]

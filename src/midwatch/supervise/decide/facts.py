@@ -16,6 +16,8 @@ RECENT_KEPT = 1000
 """The window of ``grade.window_s`` holds far fewer faults."""
 TORN_DOWN = "torn_down"
 """The class of ranks that we ended ourselves: no judgement of its own."""
+WENT_BACK = "breaker_went_back"
+"""The class of ranks that resume from an older checkpoint than the newest verified one."""
 _REMEMBERED = (
     *("restarts_used", "restarts_for", "restarts_in_a_row", "history", "culprits", "node_faults", "recent"),
     *("series_life_s", "longest_life_s", "failed_step", "unproven_step"),

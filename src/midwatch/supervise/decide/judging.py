@@ -8,7 +8,7 @@ from midwatch.core import CODES, format_seconds
 from midwatch.faults import Evidence, RankEvidence, ResumeReport, Verdict, Widths, class_of, has_moved_on, judge
 from midwatch.supervise.decide import adopting, holding, incidents, isolation, stopping
 from midwatch.supervise.decide.core import Core
-from midwatch.supervise.decide.facts import TORN_DOWN
+from midwatch.supervise.decide.facts import TORN_DOWN, WENT_BACK
 from midwatch.supervise.decide.memory import DESYNC
 from midwatch.supervise.decide.model import SECOND, Attempt, Incident, Outcome, Watching
 from midwatch.supervise.messages import EvidenceGathered, WriteVerdict
@@ -245,4 +245,5 @@ def _what_next(core: Core, verdict: Verdict, is_restart: bool) -> str:
         return "holding: nothing is restarted until the cause has passed"
     wait_s = core.memory.backoff_s
     when = f"in {format_seconds(wait_s)}" if wait_s else "now"
-    return f"restarting {when} from the newest verified checkpoint ({used} of {most} restarts without progress)"
+    whence = "there" if verdict.fault_class == WENT_BACK else "the newest verified checkpoint"
+    return f"restarting {when} from {whence} ({used} of {most} restarts without progress)"

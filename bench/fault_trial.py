@@ -182,4 +182,4 @@ class Trial:
             if entry["event"] == "fault.judged" and self.cell.confirmed_s is None:
                 self.cell.confirmed_s = round(after, 2)
             if entry["event"] in ("collectives.differed", "fault.judged") and self.cell.differed_at is None:
-                self.cell.differed_at = entry["step"]
+                self.cell.differed_at = entry.get("step")

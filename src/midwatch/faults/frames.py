@@ -51,11 +51,17 @@ _LOOK_THROUGH = (
     *("/concurrent/futures/_base.py", "/concurrent/futures/thread.py", "torch/_ops.py"),
 )
 """Wait functions of the interpreter and torch's operator call: who called them says what is waited for."""
+_WRAPPERS = ("/midwatch/train/waits.py", "/midwatch/train/collectives.py")
 
 
 def is_ours(frame: Frame) -> bool:
     """A frame of midwatch itself (not of a user's folder that happens to be called midwatch)."""
     return _OURS.search(frame.file) is not None
+
+
+def is_wrapper(frame: Frame) -> bool:
+    """What is laid around torch's own calls to time or count them: as if it were not there."""
+    return frame.file.endswith(_WRAPPERS)
 
 
 def is_user(frame: Frame) -> bool:
@@ -78,6 +84,10 @@ def is_collective(frame: Frame) -> bool:
 def place_of_stack(stack: Sequence[Frame]) -> Place:
     """Where the innermost frames are, looking through wait functions that serve any purpose."""
     for frame in stack:
+        if is_wrapper(frame):
+            if _WAITS.search(frame.function):
+                return "collective"  # also where the script itself waits for a call that it began before
+            continue
         if is_collective(frame):
             return "collective"
         if is_ours(frame):
@@ -92,7 +102,8 @@ def place_of_stack(stack: Sequence[Frame]) -> Place:
 
 def is_agreement(stack: Sequence[Frame]) -> bool:
     """It waits in a collective of midwatch's own: between two steps, so all of the script's are behind it."""
-    caller = next((f for f in stack if not is_collective(f) and not f.file.endswith(_LOOK_THROUGH)), None)
+    passed = (*_LOOK_THROUGH, *_WRAPPERS)
+    caller = next((f for f in stack if not is_collective(f) and not f.file.endswith(passed)), None)
     return caller is not None and is_ours(caller)
 
 
@@ -120,7 +131,7 @@ def is_transferring(rank: RankEvidence, window_s: float) -> bool:
 
 def is_storage(stack: Sequence[Frame]) -> bool:
     """The innermost frames are of a library that reads and writes files or objects, or loads data."""
-    inner = [frame for frame in stack if not frame.file.endswith(_LOOK_THROUGH)]
+    inner = [frame for frame in stack if not frame.file.endswith((*_LOOK_THROUGH, *_WRAPPERS))]
     return any(_STORAGE.search(frame.file) for frame in inner[:2])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from midwatch.faults.frames import is_wrapper
 from midwatch.faults.texts import Raised, plain, quote
 
 COMMUNICATION_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "ProcessGroupError")
@@ -69,7 +70,8 @@ def is_communication(raised: Raised) -> bool:
         return False
     if raised.short_type in COMMUNICATION_TYPES:
         return True
-    in_library = bool(raised.frames) and "torch/distributed/" in raised.frames[0].file
+    inner = next((frame for frame in raised.frames if not is_wrapper(frame)), None)
+    in_library = inner is not None and "torch/distributed/" in inner.file
     return (raised.short_type == "RuntimeError" or in_library) and says_communication(raised.message)
 
 

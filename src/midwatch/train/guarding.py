@@ -17,8 +17,9 @@ from midwatch.config import GuardsConfig
 from midwatch.core import GuardError
 from midwatch.guards import Guards, Judgement, judged
 from midwatch.train.acting import Acting
+from midwatch.train.agreement import Agreed, Exchange
 from midwatch.train.around import Around
-from midwatch.train.readings import Agreed, Exchange, OnTheWay, Readings
+from midwatch.train.readings import OnTheWay, Readings, Watch
 
 _log = logging.getLogger(__name__)
 
@@ -28,12 +29,13 @@ _Due = tuple[int, OnTheWay, int | None]
 class Guarding:
     """One rank's guards. ``begin``, ``boundary`` and ``check`` are collective."""
 
-    def __init__(self, config: GuardsConfig, around: Around, *, is_scaling_dynamic: bool) -> None:
+    def __init__(self, config: GuardsConfig, around: Around, watch: Watch, *, is_scaling_dynamic: bool) -> None:
         self._around = around
+        self._watch = watch
         self._guards = Guards(config, is_scaling_dynamic=is_scaling_dynamic)
         self._acting = Acting(config, around)
-        self._readings = Readings()
-        self._exchange = Exchange(around.group)
+        self._readings = Readings(watch)
+        self._exchange = Exchange(around.group, watch)
         self._position: int | None = None
         self._is_lagging = False
         self._is_prepared = False
@@ -107,7 +109,7 @@ class Guarding:
         With a model on a GPU the numbers of the step before are judged: to wait for this one's would keep the host from
         launching the next.
         """
-        due: _Due | None = (step, self._readings.take(), self._position)
+        due: _Due | None = (step, self._readings.take(step), self._position)
         if self._is_lagging or self._exchange.is_late:
             self._acting.unjudged(step)
         if self._is_lagging:
@@ -163,14 +165,14 @@ class Guarding:
     # --- judging --------------------------------------------------------------------------------------------------
 
     def _judge(self, agreed: Agreed) -> Judgement:
-        # The script's word for the learning rate is the plan's: it is lowered within the optimizer's step only.
-        judgement = self._guards.observe(agreed.sample(1.0))
+        judgement = self._guards.observe(agreed.sample())
         for finding in judgement.findings:
             if self._around.group.rank == 0:
                 level = logging.INFO if finding.tier == "note" else logging.WARNING
                 _log.log(level, "%s", finding)
                 facts = {k: v for k, v in msgspec.to_builtins(finding).items() if v is not None and k != "step"}
-                self._around.recorder.record("guard.found", step=finding.step, **facts)
+                self._around.recorder.record("guard.found", step=finding.step, **facts, **agreed.whereabouts(finding))
+        self._watch.found(judgement.findings)
         self._mind_skipping(agreed)
         cause = f"guard-{agreed.step}"
         self._acting.feed(judged(judgement, agreed.now_ns, cause=cause, position=agreed.position))

@@ -1,4 +1,4 @@
-"""What ``run.log`` does with numbers: keep them cheap in the loop, turn them into records a few steps later."""
+"""What becomes of the numbers of a step: kept cheap in the loop, and turned into records a few steps later."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from midwatch.audit import Journal
 from midwatch.checkpoint import ResumePoint, SaveHealth
 from midwatch.core import SYSTEM_CLOCK
+from midwatch.train.gauges import spelled_out
 
 _OURS = frozenset({"step", "ts_ns", "step_s", "attempt"})
 """Fields that every record has already: a script's word for them must not move a record to another step."""
@@ -25,27 +26,55 @@ class MetricLog:
         self._every = every
         self._waiting: list[dict[str, Any]] = []
         self._last: dict[str, Any] = {}
+        self._newest = -1
+        """The highest step that has a record, written or not."""
+        self.late_steps = 0
+        """So many steps later numbers of a step may still come (``note``): its record waits for them."""
 
-    def add(self, step: int | None, step_s: float | None, values: dict[str, Any]) -> None:
-        """Keep one step's values; several calls in one step make one record."""
+    def add(self, step: int | None, values: Mapping[str, Any], *, gives_way: bool = False) -> None:
+        """Keep one step's values; several calls in one step make one record.
+
+        Args:
+            step: The current one; None before the first.
+            gives_way: To what was added of this step by the same name.
+
+        Raises:
+            TypeError: For anything but numbers, one-element tensors and text.
+        """
+        values = spelled_out(values)
         kept = {name: _keep(name, value) for name, value in values.items() if name not in _OURS}
         self._last.update(kept)
-        if self._journal is None:
-            return
-        if self._waiting and self._waiting[-1]["step"] == step:
-            self._waiting[-1].update(kept)
-            return
-        if len(self._waiting) >= self._every:
-            self.flush()
-        record = {"step": step, "ts_ns": SYSTEM_CLOCK.wall_ns(), **kept}
-        if step_s is not None:
-            record["step_s"] = round(step_s, 6)
-        self._waiting.append(record)
+        if self._journal is not None:
+            record = self._record(step)
+            for name, value in kept.items():
+                if not gives_way or name not in record:
+                    record[name] = value
 
-    def annotate(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Add our own numbers to a step's record, if the script logged that step; ``latest`` does not know them."""
-        if self._waiting and self._waiting[-1]["step"] == step:
-            self._waiting[-1].update(numbers)
+    def note(self, step: int, numbers: Mapping[str, Any], *, is_better: bool = False) -> None:
+        """Add numbers of midwatch's own to a step, also to one that is over; ``latest`` does not know them.
+
+        Args:
+            step: With a record or without.
+            numbers: Values, or tensors that are midwatch's own.
+            is_better: They replace what the script logged by the same name.
+        """
+        if self._journal is None or not numbers:
+            return
+        record = self._waiting_record(step)
+        if record is None and step <= self._newest:
+            # Written already: what comes now is a record of its own, and readers join them.
+            self._write({"step": step, "ts_ns": SYSTEM_CLOCK.wall_ns(), **numbers})
+            return
+        record = record or self._record(step)
+        for name, value in numbers.items():
+            if is_better or name not in record:
+                record[name] = value
+
+    def annotate(self, step: int, numbers: Mapping[str, Any]) -> None:
+        """Add numbers to a step's record, if it has one."""
+        record = self._waiting_record(step)
+        if record is not None:
+            record.update(numbers)
 
     def latest(self) -> dict[str, float]:
         """The last value of every number logged so far."""
@@ -54,17 +83,38 @@ class MetricLog:
 
     def flush(self) -> None:
         """Write what waits; a disk that refuses does not stop training (see ``Journal``)."""
-        if self._journal is None:
-            return
-        for record in self._waiting:
-            self._journal.append({name: _number(value) for name, value in record.items()})
-        self._waiting.clear()
-        self._journal.flush()
+        self._write_waiting(len(self._waiting))
 
     def close(self) -> None:
         self.flush()
         if self._journal is not None:
             self._journal.close()
+
+    def _waiting_record(self, step: int | None) -> dict[str, Any] | None:
+        return next((record for record in reversed(self._waiting) if record["step"] == step), None)
+
+    def _record(self, step: int | None) -> dict[str, Any]:
+        """The newest one, or one more behind it."""
+        if self._waiting and self._waiting[-1]["step"] == step:
+            return self._waiting[-1]
+        if len(self._waiting) >= self._every + self.late_steps:
+            self._write_waiting(self._every)
+        record: dict[str, Any] = {"step": step, "ts_ns": SYSTEM_CLOCK.wall_ns()}
+        self._waiting.append(record)
+        self._newest = self._newest if step is None else max(self._newest, step)
+        return record
+
+    def _write_waiting(self, count: int) -> None:
+        if self._journal is None:
+            return
+        for record in self._waiting[:count]:
+            self._write(record)
+        del self._waiting[:count]
+        self._journal.flush()
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        assert self._journal is not None
+        self._journal.append({name: _number(value) for name, value in record.items()})
 
 
 def _keep(name: str, value: Any) -> Any:

@@ -12,12 +12,12 @@ from midwatch.config import Config
 from midwatch.train.around import Around, Leave
 from midwatch.train.decided import Decided
 from midwatch.train.guarding import Guarding
-from midwatch.train.metrics import MetricLog
+from midwatch.train.recording import Recording
 from midwatch.train.session import Session
 from midwatch.train.signals import Signals
 from midwatch.train.unguarded import NoGuards
 
-Opened = tuple[Session, Checkpointer, MetricLog, Signals]
+Opened = tuple[Session, Checkpointer, Recording, Signals]
 
 
 def open_guards(
@@ -30,7 +30,7 @@ def open_guards(
     is_scaling_dynamic: bool,
 ) -> Guarding | NoGuards:
     """What judges the numbers of this rank, and its state in each checkpoint."""
-    session, checkpointer, metrics, signals = opened
+    session, checkpointer, recording, signals = opened
     desk = Desk(run_dir, is_writer=session.identity.rank == 0)
     if config.guards.action == "off":
         return NoGuards(Decided(session.group, desk))
@@ -42,9 +42,9 @@ def open_guards(
         phase=phase,
         signals=signals,
         leave=leave,
-        flush=metrics.flush,
+        flush=recording.flush,
         settle_s=2 * config.checkpoint.commit_timeout_s,
     )
-    guarding = Guarding(config.guards, around, is_scaling_dynamic=is_scaling_dynamic)
+    guarding = Guarding(config.guards, around, recording, is_scaling_dynamic=is_scaling_dynamic)
     checkpointer.keep("guards", guarding)
     return guarding

@@ -19,7 +19,6 @@ import contextlib
 import operator
 import os
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -32,16 +31,19 @@ from midwatch.config import Config, RankEnv, resolve_paths
 from midwatch.core import EXIT_FAILED, EXIT_REQUEUE, CheckpointError, printable
 from midwatch.guards import Judgement
 from midwatch.pulse import Flag, NullPulse, PulseWriter
+from midwatch.train.code_watch import CodeWatch
 from midwatch.train.collectives import Collectives
 from midwatch.train.gate import await_go
 from midwatch.train.guarding import Guarding
 from midwatch.train.imports import note_imports
-from midwatch.train.metrics import MetricLog, save_numbers
+from midwatch.train.metrics import save_numbers
 from midwatch.train.opening import Opened, open_guards
-from midwatch.train.resume_notes import ResumeNotes, resumed_facts, resumed_line, set_aside_lines
-from midwatch.train.session import Declared, Session, open_session, refuse_if_vanished
+from midwatch.train.recording import Recording
+from midwatch.train.resume_notes import resumed_facts, resumed_line, set_aside_lines
+from midwatch.train.session import Declared, open_session, refuse_if_vanished
 from midwatch.train.settings import fix_paths
 from midwatch.train.signals import Signals
+from midwatch.train.steptime import Phases, StepTime
 from midwatch.train.unguarded import NoGuards
 
 CRASH_FLUSH_S = 10.0
@@ -63,13 +65,13 @@ class Run:
         self._guarding: Guarding | NoGuards = NoGuards()
         self._opened: Opened | None = None
         self._step: int | None = None
-        self._began = 0.0
         self._saved_step: int | None = None
         self._is_closed = False
         self._pid = os.getpid()
         self._requests = Flag(0)
-        self._notes: ResumeNotes | None = None
-        """Rank 0's, after a resume."""
+        self._code = CodeWatch()
+        self._times = StepTime()
+        self._phases = Phases(pulse, self._times)
         pulse.begin(os.getpid(), env.attempt)
         atexit.register(self._at_exit)
 
@@ -145,7 +147,7 @@ class Run:
         print(f"[midwatch rank {session.identity.rank}] {line}", flush=True)
         if session.identity.rank == 0:
             self._say(set_aside_lines(point, checkpointer.passed_over))
-            self._note_changes(session, point)
+            self._say(self._code.compare(point))
         self._pulse.resumed(point.step if point else None, point.digest[:16] if point else "", mine)
         start = point.step + 1 if point else 0
         self._guarding.begin(start, is_resumed=point is not None, tracked=self._tracked.values())
@@ -167,7 +169,7 @@ class Run:
             StorageError: ST101, ST102, ST103, ST105 before the first step, when saves cannot work here.
             SuperviseError: SV108 when the supervisor does not give the go within ``watch.resume_timeout_s``.
         """
-        session, checkpointer, _, signals = self._open()
+        session, checkpointer, recording, signals = self._open()
         self._guarding.ensure_begun(start, self._tracked)
         if self._env.is_gated:
             exit_code = await_go(self._pulse, self._env.rank, self.config.watch.resume_timeout_s)
@@ -177,15 +179,13 @@ class Run:
             line = f"nothing left to train: the next step is {start}, and the script asks for {total} in all"
             line += f" (for another run, another run.dir; it is {self._paths.run_dir})"
             print(f"[midwatch rank 0] {line}", flush=True)
-        if session.journal is not None:
-            who = session.identity
-            session.journal.begin(who.attempt, start, run=who.run, rank=who.rank)
         collectives = Collectives(self._pulse, session.group.process_groups)
         if start < total:
             with self.phase("checkpoint_save"):
                 checkpointer.prewarm()
+        recording.begin(start, self._tracked)
         for step in range(start, total):
-            self._step, self._began = step, time.perf_counter()
+            self._step = step
             self._pulse.beat(step, collectives.counts())
             yield step
             self._after(step, is_first=step == start, is_last=step == total - 1)
@@ -202,11 +202,18 @@ class Run:
         ``loss`` is also written into the next checkpoint's manifest. Tensors on a device are not waited for here.
 
         Raises:
-            TypeError: For anything but numbers, one-element tensors and text.
+            TypeError: For anything but numbers, one-element tensors and text; ``lr`` may be a list, one for each group.
         """
-        step_s = time.perf_counter() - self._began if self._step is not None else None
-        self._open()[2].add(self._step, step_s, values)
+        self._open()[2].log(self._step, values)
         self._guarding.add(values)
+
+    def log_rank(self, **values: Any) -> None:
+        """Keep numbers that only this rank has, in a journal of its own; any rank may, at any step.
+
+        Raises:
+            TypeError: As ``log``.
+        """
+        self._open()[2].log_rank(self._step, values)
 
     def guard(self, **values: Any) -> Judgement:
         """Judge this step's numbers before the optimizer's step: ``if run.guard(loss=loss, grad_norm=norm).ok:``.
@@ -246,7 +253,7 @@ class Run:
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Name long work that is not a step (``eval``, ``compile``, ``custom:NAME``), so that it does not look hung."""
-        return self._pulse.phase(name)
+        return self._phases.phase(name)
 
     def batch(self, where: object, *, source: str = "") -> None:
         """Say what this rank reads now; the report of a failure names it.
@@ -289,15 +296,15 @@ class Run:
         session = open_session(self.config, self._env, self._paths, declared)
         settings = fix_paths(self.config.checkpoint, self._paths)
         checkpointer = Checkpointer(
-            self._paths.run_dir, settings, identity=session.identity, recorder=session.recorder, pulse=self._pulse
+            self._paths.run_dir, settings, identity=session.identity, recorder=session.recorder, pulse=self._phases
         )
         checkpointer.group = session.group
-        checkpointer.provenance = session.provenance.provenance if session.provenance is not None else None
+        self._code.open(session, checkpointer)
         checkpointer.track(**self._tracked)
-        metrics = MetricLog(session.journal, self.config.run.log_every)
-        signals = Signals(session.group, self._pulse.flags, self._pulse.phase)
+        recording = Recording(session, self._paths.metrics_dir, self.config, self._times)
+        signals = Signals(session.group, self._pulse.flags, self.phase)
         signals.ask(self._requests)
-        self._opened = opened = (session, checkpointer, metrics, signals)
+        self._opened = opened = (session, checkpointer, recording, signals)
         self._guarding = open_guards(
             self.config,
             opened,
@@ -314,42 +321,27 @@ class Run:
         else:
             self._opened[3].ask(flag)
 
-    def _note_changes(self, session: Session, point: ResumePoint | None) -> None:
-        keeper = session.provenance
-        if keeper is not None and point is not None:
-            self._notes = ResumeNotes(point, session.recorder)
-            self._say(self._notes.compare(keeper.provenance, keeper.code))
-
-    def _look_at_code(self, step: int) -> None:
-        """Modules are imported at any time; every checkpoint says which there were when it was written."""
-        session, checkpointer, _, _ = self._open()
-        keeper = session.provenance
-        if keeper is not None:
-            new = keeper.look_again(step, session.recorder)
-            checkpointer.provenance = keeper.provenance
-            self._say(self._notes.late_code(new, keeper.code, step) if self._notes is not None else ())
-
     def _say(self, lines: Iterable[str]) -> None:
         for line in lines:
             print(f"[midwatch rank {self._env.rank}] {printable(line)}", flush=True)
 
     def _after(self, step: int, *, is_first: bool, is_last: bool) -> None:
-        session, checkpointer, metrics, signals = self._open()
+        session, checkpointer, recording, signals = self._open()
         if self._pulse.flags() & Flag.ABORT:
             session.recorder.record("run.aborted", step=step)
             self._leave(EXIT_FAILED, CRASH_FLUSH_S)
         self._guarding.saved(checkpointer.poll())
         self._guarding.boundary(step)
-        metrics.annotate(step, save_numbers(step, checkpointer.health, self.resumed) | self._guarding.rates.numbers)
+        recording.end_step(step, save_numbers(step, checkpointer.health, self.resumed) | self._guarding.rates.numbers)
         asked = signals.at_boundary()
         is_due = step > 0 and step % self.config.checkpoint.interval == 0
         is_wanted = is_due or is_last or bool(asked & (Flag.STOP | Flag.SAVE))
         if is_first or is_wanted:
-            self._look_at_code(step)
+            self._say(self._code.look(step))
         if is_wanted:
             # Before the save: a run resumed from this step must find the records of all steps up to it.
-            metrics.flush()
-            numbers = metrics.latest()
+            recording.flush()
+            numbers = recording.latest()
             checkpointer.save(step, loss=numbers.get("loss"), metrics=numbers)
             self._saved_step = step
             self._guarding.keep()
@@ -369,8 +361,8 @@ class Run:
 
     def _settle(self) -> None:
         """Wait until the last save is verified; training ends well only with its result safe."""
-        _, checkpointer, metrics, _ = self._open()
-        metrics.flush()
+        _, checkpointer, recording, _ = self._open()
+        recording.flush()
         with self.phase("checkpoint_save"):
             checkpointer.wait(2 * self.config.checkpoint.commit_timeout_s)
         failure = checkpointer.last_failure
@@ -393,8 +385,8 @@ class Run:
         self._is_closed = True
         atexit.unregister(self._at_exit)
         if self._opened is not None:
-            session, checkpointer, metrics, _ = self._opened
+            session, checkpointer, recording, _ = self._opened
             checkpointer.close(flush_s)
-            metrics.close()
+            recording.close()
             session.close()
         self._pulse.close()

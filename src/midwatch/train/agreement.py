@@ -1,0 +1,211 @@
+"""One step's numbers, brought together from all ranks and the same on each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import torch
+
+from midwatch.checkpoint import ControlGroup
+from midwatch.core import GuardError
+from midwatch.guards import Finding, Sample, sample_of
+from midwatch.train.gauges import LR_NAMES
+from midwatch.train.highest import Highest, keys_of, of_keys, of_values
+from midwatch.train.readings import LOGGED, MEANT, Unwatched, Watch
+
+SUMMED: Final = ("tokens_per_s", "samples_per_s")
+SPREAD: Final = ("own_s", "data_wait_s", "memory_rss_bytes", "cuda_peak_bytes")
+"""Measured by midwatch on each rank, for its records alone: the highest counts, and whose it is."""
+NAMES: Final = (*LOGGED, *SUMMED, *SPREAD, "position", "now_us", "place")
+RANKS_AT_ONCE: Final = 64
+"""Up to so many ranks the numbers of each are exchanged at every step. Beyond, a sum over all and a maximum are begun
+at one step and looked at one step later: a ring through thousands of ranks takes longer than anybody would wait."""
+MOST_NAMED: Final = 8
+"""Ranks whose own numbers are told: where more are odd, it is none of them in particular."""
+ALIKE: Final = 1e-6
+"""Relative. A mean over thousands of equal numbers is not quite that number, and nor is the highest as it was sent."""
+_COMPARED: Final = (*MEANT, *SPREAD)
+_JOINED: Final = frozenset((*MEANT, *SUMMED, *SPREAD))
+
+
+class Agreed:
+    """One step's numbers.
+
+    Attributes:
+        found: Means, sums, or the number itself where all have the same.
+        by_rank: Of ``MEANT``, where ranks differ, as far as known.
+        highest: Of ``MEANT``, where ranks differ, and of ``SPREAD``.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        found: Mapping[str, float],
+        by_rank: Mapping[str, dict[int, float]],
+        highest: Mapping[str, Highest],
+    ) -> None:
+        self.step = step
+        self.now_ns = int(found.get("now_us", 0.0)) * 1000
+        self.position = int(found["position"]) if "position" in found else None
+        self.found = found
+        self.by_rank = by_rank
+        self.highest = highest
+
+    @property
+    def is_done(self) -> bool:
+        """Of a whole step, and not of the moment before its optimizer step."""
+        return int(self.found["place"]) % 2 == 1
+
+    def sample(self) -> Sample:
+        """For the guards. The learning rates are the plan's: they are lowered within the optimizer's step only."""
+        found = self.found
+        known: dict[str, Any] = {name: found[name] for name in LOGGED if name in found and name not in LR_NAMES}
+        if "lr" in found:
+            rates = [found[name] for name in LR_NAMES if name in found]
+            known["lr"] = rates[0] if len(rates) == 1 else rates
+        sample = sample_of(self.step, known)
+        ranks = {"rank_losses": self.by_rank.get("loss"), "rank_norms": self.by_rank.get("grad_norm")}
+        return msgspec.structs.replace(sample, **ranks)
+
+    def whereabouts(self, finding: Finding) -> dict[str, Any]:
+        """What ranks had of a finding's number: the highest, and those that it names."""
+        facts: dict[str, Any] = {}
+        highest, values = self.highest.get(finding.metric), self.by_rank.get(finding.metric, {})
+        if highest is not None:
+            facts["highest"] = {"rank": highest.rank, "value": highest.value}
+        named = {str(rank): values[rank] for rank in finding.ranks[:MOST_NAMED] if rank in values}
+        return {**facts, "rank_values": named} if named else facts
+
+
+class Exchange:
+    """Brings the ranks' numbers together. ``agree`` is collective."""
+
+    def __init__(self, group: ControlGroup, watch: Watch | None = None) -> None:
+        self._group = group
+        self._watch = watch or Unwatched()
+        self._flight: tuple[int, tuple[Any, ...], torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def is_late(self) -> bool:
+        """The numbers of a step come out one step later."""
+        return self._group.world_size > RANKS_AT_ONCE
+
+    def agree(self, step: int, mine: Mapping[str, float], now_us: int, *, is_early: bool = False) -> Agreed | None:
+        """This step's numbers; for very many ranks those of the step before, None at first.
+
+        Args:
+            is_early: Before the optimizer's step, which must be so on all ranks.
+
+        Raises:
+            GuardError: GD103 on every rank: some judge before the optimizer's step and others do not. With very many
+                ranks this is not seen.
+
+        Blocking: until all ranks are there, which after a step of synchronous training they are.
+        """
+        numbers = {**mine, "place": 2.0 * step + (not is_early)}
+        if self._group.rank == 0:
+            numbers["now_us"] = float(now_us)
+        if self._group.world_size == 1:
+            return self._told(Agreed(step, numbers, {}, {}))
+        if not self.is_late:
+            return self._told(self._gathered(step, numbers))
+        before = self.finish()
+        sums = _summands(numbers, self._group.rank)
+        keys = keys_of([numbers.get(name) for name in _COMPARED], self._group.rank)
+        self._flight = (step, (self._group.start_sum(sums), self._group.start_max(keys)), sums, keys)
+        return before
+
+    def finish(self) -> Agreed | None:
+        """What is still on its way, so that no rank leaves a collective the others are in."""
+        if self._flight is None:
+            return None
+        step, handles, sums, keys = self._flight
+        self._flight = None
+        for handle in handles:
+            handle.wait()
+        return self._told(_from_sums(step, sums.tolist(), dict(zip(_COMPARED, of_keys(keys), strict=True))))
+
+    def _told(self, agreed: Agreed) -> Agreed:
+        if agreed.is_done:
+            self._watch.agreed(agreed)
+        return agreed
+
+    def _gathered(self, step: int, numbers: Mapping[str, float]) -> Agreed:
+        row = [float(name in numbers) for name in NAMES] + [numbers.get(name, 0.0) for name in NAMES]
+        table = self._group.gather_numbers(torch.tensor(row, dtype=torch.float64))
+        counts, lines = table.sum(0).tolist(), table.tolist()
+        _refuse_apart([line[-1] for line in lines])
+        found: dict[str, float] = {}
+        by_rank: dict[str, dict[int, float]] = {}
+        highest: dict[str, Highest] = {}
+        for column, name in enumerate(NAMES):
+            if not counts[column]:
+                continue
+            at = len(NAMES) + column
+            if name not in _JOINED:
+                found[name] = next(line[at] for line in lines if line[column])
+                continue
+            have = {rank: line[at] for rank, line in enumerate(lines) if line[column]}
+            found[name] = sum(have.values()) if name in SUMMED else _mean(list(have.values()))
+            if name in SPREAD:
+                highest[name] = of_values(have)
+            elif name in MEANT and len(set(have.values())) > 1:
+                by_rank[name], highest[name] = have, of_values(have)
+        return Agreed(step, found, by_rank, highest)
+
+
+def _refuse_apart(places: list[float]) -> None:
+    if len(set(places)) > 1:
+        common = max(set(places), key=places.count)
+        odd = [rank for rank, place in enumerate(places) if place != common]
+        raise GuardError("GD103", f"ranks {odd[:8]} are at another place of the loop than the others", ranks=odd)
+
+
+def _mean(values: list[float]) -> float:
+    # All alike: exactly that number, whatever their count.
+    return values[0] if len(set(values)) == 1 else sum(values) / len(values)
+
+
+def _summands(numbers: Mapping[str, float], rank: int) -> torch.Tensor:
+    """Per name: value, whether there is one, whether it is not finite, and then which rank (from 1)."""
+    rows: list[list[float]] = []
+    for name in NAMES:
+        value = numbers.get(name)
+        is_mine = value is not None and (name in _JOINED or rank == 0)
+        if value is None or not is_mine:
+            rows.append([0.0, 0.0, 0.0, 0.0])
+        elif math.isfinite(value):
+            rows.append([value, 1.0, 0.0, 0.0])
+        else:
+            rows.append([0.0, 1.0, 1.0, rank + 1.0])
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def _from_sums(step: int, rows: list[list[float]], most: Mapping[str, Highest | None]) -> Agreed:
+    found: dict[str, float] = {}
+    by_rank: dict[str, dict[int, float]] = {}
+    highest: dict[str, Highest] = {}
+    for name, (total, count, broken, who) in zip(NAMES, rows, strict=True):
+        if not count:
+            continue
+        found[name] = math.nan if broken else total if name in SUMMED else total / count
+        top = most.get(name)
+        if top is None:
+            continue
+        if name in SPREAD:
+            highest[name] = top
+        elif broken == count:
+            if count == 1:  # it alone has this number
+                by_rank[name] = {int(who) - 1: math.nan}
+        elif broken:
+            highest[name] = top
+            if broken == 1 or not math.isfinite(top.value):
+                # The only one, or the lowest of several that stand above all others.
+                by_rank[name] = {int(who) - 1 if broken == 1 else top.rank: math.nan}
+        elif not math.isclose(top.value, found[name], rel_tol=ALIKE):
+            highest[name] = top
+    return Agreed(step, found, by_rank, highest)
+

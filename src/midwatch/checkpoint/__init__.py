@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 __all__ = [
     "Checkpointer",
     "ControlGroup",
+    "Holding",
     "Identity",
     "ResumePoint",
     "SaveEvent",
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from midwatch.checkpoint.checkpointer import Checkpointer
     from midwatch.checkpoint.export_torch import export_dcp
     from midwatch.checkpoint.group import ControlGroup
+    from midwatch.checkpoint.holders import Holding, holdings
     from midwatch.checkpoint.identity import Identity
     from midwatch.checkpoint.jobs import SaveEvent
     from midwatch.checkpoint.load import VerifyingReader
@@ -34,12 +36,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "Checkpointer": "midwatch.checkpoint.checkpointer",
     "ControlGroup": "midwatch.checkpoint.group",
+    "Holding": "midwatch.checkpoint.holders",
     "Identity": "midwatch.checkpoint.identity",
     "ResumePoint": "midwatch.checkpoint.resume",
     "SaveEvent": "midwatch.checkpoint.jobs",
     "SaveHealth": "midwatch.checkpoint.outcomes",
     "VerifyingReader": "midwatch.checkpoint.load",
     "export_dcp": "midwatch.checkpoint.export_torch",
+    "holdings": "midwatch.checkpoint.holders",
     "host_memory": "midwatch.checkpoint.memory",
     "raise_remote": "midwatch.checkpoint.resume",
 }

@@ -269,6 +269,19 @@ class BreakerConfig(_Leaf, frozen=True, kw_only=True):
     """...than in other times."""
 
 
+class InspectConfig(_Leaf, frozen=True, kw_only=True):
+    """What is read from the model itself, whatever the script logs."""
+
+    gradients: bool = True
+    """Whether each rank's own gradients are finite, before they are reduced."""
+    updates: bool = True
+    """How far steps move the weights, the norm of the weights, and the share that a step leaves as it was."""
+    replicas: bool = True
+    """Whether ranks that should hold the same parameters do."""
+    every: Steps = 100
+    """Steps between two comparisons of replicas, and between two looks at the weights that stayed."""
+
+
 class GuardsConfig(_Leaf, frozen=True, kw_only=True):
     """Watching loss, gradient norm and learning rate."""
 
@@ -285,6 +298,7 @@ class GuardsConfig(_Leaf, frozen=True, kw_only=True):
     entropy_floor: NotNegative = 0.05
     """A mean loss below this many nats is an incident: no text is so easy to predict. 0: not looked at."""
     schedule: ScheduleConfig = ScheduleConfig()
+    inspect: InspectConfig = InspectConfig()
     breaker: BreakerConfig = BreakerConfig()
 
 

@@ -156,6 +156,11 @@ CODES: dict[str, Code] = {
         EXIT_CONFIG,
         "Track every optimizer (run.track), or multiply its rates by run.lr_factor in the script.",
     ),
+    "GD105": Code(
+        "a part of the model is not inspected any more",
+        EXIT_FAILED,
+        "Training goes on. Report it, or switch this part off in [guards.inspect].",
+    ),
     # --- alerts --------------------------------------------------------------------------------------------------
     "AL101": Code("an alert was not delivered", EXIT_IO, "`midwatch alerts test` says what each target answers."),
     "AL102": Code(

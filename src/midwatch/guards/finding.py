@@ -45,6 +45,10 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     rank_norms: Mapping[int, float] | None = None
     checksums: Mapping[int, str] | None = None
     """Of the parameters, of ranks that should hold the same ones."""
+    are_replicas_certain: bool = True
+    """False: that these ranks should hold the same is a guess."""
+    place: str = ""
+    """The tensors where something is wrong with the ranks' values, by name, where that is known."""
     repeated_share: float | None = None
     """Share of the batch's rows that occur in it more than once."""
     seen_share: float | None = None

@@ -88,6 +88,8 @@ class FiniteGuard:
         text = f"{' and '.join(bad) or 'a local value'} not finite"
         if ranks:
             text += f"; first seen on {_named(ranks)}"
+        if sample.place:
+            text += f", in the gradient of {sample.place}"
         return self._finding(sample, bad[0] if bad else "loss", tuple(ranks), text)
 
     @staticmethod

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from midwatch.guards.episode import Episode
-from midwatch.guards.finding import Finding
+from midwatch.guards.finding import Finding, Tier
 
 
 class Vote(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,8 +50,15 @@ class ReplicaGuard:
         self._episode = Episode(2)
         self._last_equal: int | None = None
 
-    def judge(self, step: int, checksums: Mapping[int, str]) -> Finding | None:
-        """Take one step's checksums of replicas."""
+    def judge(
+        self, step: int, checksums: Mapping[int, str], *, is_certain: bool = True, place: str = ""
+    ) -> Finding | None:
+        """Take one step's checksums of replicas.
+
+        Args:
+            is_certain: They must be the same. Otherwise that is a guess, which is no reason to stop.
+            place: The tensors that differ, by name.
+        """
         outcome = vote(checksums)
         if outcome.voters < 2:
             return None
@@ -59,18 +66,20 @@ class ReplicaGuard:
         if not outcome.is_split:
             self._last_equal = step
             return None
-        if not self._episode.is_news("trip"):
+        tier: Tier = "trip" if is_certain else "incident"
+        if not self._episode.is_news(tier):
             return None
         odd = ", ".join(str(rank) for rank in outcome.odd_ranks[:8])
         odd += f" and {len(outcome.odd_ranks) - 8} more" if len(outcome.odd_ranks) > 8 else ""
         text = f"the parameters of rank {odd} differ from the other replicas'"
         if not outcome.is_decided:
             text = f"replicas differ, and without a majority: ranks {odd}"
+        text += f", in {place}" if place else ""
         text += f" ({outcome.voters} compared" + (
             f"; equal at step {self._last_equal})" if self._last_equal is not None else ")"
         )
         ranks = outcome.odd_ranks if outcome.is_decided else ()
-        return Finding(step=step, kind="replicas_split", tier="trip", metric="checksum", ranks=ranks, text=text)
+        return Finding(step=step, kind="replicas_split", tier=tier, metric="checksum", ranks=ranks, text=text)
 
     def state_dict(self) -> dict[str, Any]:
         return {"episode": self._episode.state_dict(), "last_equal": self._last_equal}

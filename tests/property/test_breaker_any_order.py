@@ -23,6 +23,7 @@ from midwatch.guards import (
     Resumed,
     StepJudged,
     Ticked,
+    WakeAt,
 )
 
 SECOND = 10**9
@@ -33,7 +34,7 @@ AFTER = {
     "incident": {"closed", "open", "ended"},
     "open": {"closed", "half_open", "ended"},
     "half_open": {"closed", "incident", "open", "ended"},
-    "ended": {"half_open"},
+    "ended": {"half_open", "open", "closed"},
 }
 
 
@@ -59,7 +60,7 @@ class AnyOrder(RuleBasedStateMachine):
     def send(self, event: type[Any], **fields: Any) -> list[Instruction]:
         was_ended = self.state == "ended"
         out = self.breaker.handle(event(now_ns=self.now_ns, cause="e", **fields))
-        assert not (was_ended and out) or event is Resumed
+        assert not (was_ended and out) or event in (Resumed, Decision)
         for one in out:
             self.look(one)
         assert self.state == self.breaker.state
@@ -82,6 +83,8 @@ class AnyOrder(RuleBasedStateMachine):
                 if one.decision.is_automatic:
                     self.went_back = [at for at in self.went_back if self.now_ns - at < DAY] + [self.now_ns]
                     assert len(self.went_back) <= self.config.breaker.rewinds_per_day
+            case WakeAt():
+                self.until_ns = one.at_ns
             case GoOn():
                 self.is_paused = False
             case MarkSuspect():
@@ -137,6 +140,13 @@ class AnyOrder(RuleBasedStateMachine):
         self.send(Resumed, step=self.step)
         self.is_paused = False
         assert self.state == ("half_open" if was_open else self.state)
+
+    @rule(back_s=st.sampled_from([0, 30, 86_400]))
+    def another_process_takes_over(self, back_s: int) -> None:
+        self.memory_is_saved_and_loaded()
+        self.now_ns -= back_s * SECOND
+        self.breaker.wake(self.now_ns)
+        self.until_ns = min(self.until_ns, self.now_ns + 60 * SECOND)
 
     @rule()
     def memory_is_saved_and_loaded(self) -> None:

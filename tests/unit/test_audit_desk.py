@@ -11,7 +11,8 @@ from midwatch.audit import Desk, InForce
 from midwatch.checkpoint import ControlGroup
 from midwatch.config import GuardsConfig
 from midwatch.core import NullRecorder
-from midwatch.train.acting import Acting, Around
+from midwatch.train.acting import Acting
+from midwatch.train.around import Around
 
 
 def test_each_decision_is_taken_once_and_in_order(tmp_path: Path) -> None:
@@ -19,9 +20,29 @@ def test_each_decision_is_taken_once_and_in_order(tmp_path: Path) -> None:
     for number in range(3):
         desk.leave({"number": number})
     assert len(Desk(tmp_path).waiting()) == 3
-    assert [one["number"] for one in desk.take()] == [0, 1, 2]
+    assert [one["number"] for one in desk.take(1)] == [0]
+    assert [one["number"] for one in desk.take()] == [1, 2]
     assert desk.take() == []
     assert len(list((desk.folder / "decisions" / "taken").iterdir())) == 3
+
+
+def test_a_decision_that_cannot_be_moved_away_is_taken_once_all_the_same(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, is_writer=True)
+    desk.leave({"number": 0})
+    (desk.folder / "decisions" / "taken").write_text("in the way")
+    assert [one["number"] for one in desk.take()] == [0]
+    desk.leave({"number": 1})
+    assert [one["number"] for one in desk.take(1)] == [1], "the first one does not stand in the way"
+    assert desk.take() == []
+
+
+def test_a_damaged_decision_is_set_aside_and_the_next_one_taken(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, is_writer=True)
+    for text in (b"{", b"[1]", b"\xff"):
+        desk.leave({"number": 0}).write_bytes(text)
+    desk.leave({"number": 1})
+    assert [one["number"] for one in desk.take()] == [1]
+    assert len(list((desk.folder / "decisions").glob("*.damaged"))) == 3
 
 
 def test_only_the_writer_sets_a_damaged_file_aside(tmp_path: Path) -> None:

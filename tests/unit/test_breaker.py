@@ -23,7 +23,6 @@ from midwatch.guards import (
     Resumed,
     Sample,
     Say,
-    StartTriage,
     StepJudged,
     Ticked,
     WakeAt,
@@ -80,11 +79,11 @@ def test_an_outlier_is_watched_and_forgotten() -> None:
     assert only(drive.quiet(1), Moved).after == "closed"
 
 
-def test_an_incident_starts_triage_once_and_stops_nothing() -> None:
+def test_an_incident_is_told_once_and_stops_nothing() -> None:
     drive = Drive()
     drive.bad()
     out = drive.judge(is_outlier=True, tier="incident", kind="spike")
-    assert only(out, StartTriage).since_step == 0
+    assert only(out, Moved).after == "incident"
     assert drive.state == "incident"
     again = drive.judge(is_outlier=True, tier="incident", kind="spike")
     assert again == []
@@ -142,7 +141,63 @@ def test_the_hold_is_bounded() -> None:
     assert "nobody decided" in only(drive.send(Ticked), End).why
     assert drive.state == "ended"
     assert drive.bad(9) == []
-    assert drive.send(Decision, act="go_on", by="ada") == []
+    assert drive.send(Ticked) == []
+
+
+def test_a_run_that_has_ended_waits_for_a_persons_word() -> None:
+    for act, state in (("go_on", "closed"), ("rewind", "open")):
+        drive = Drive("rewind")
+        drive.quiet(1000)
+        drive.judge(tier="trip", kind="replicas_split", ranks=(3,))
+        drive.send(Decision, act="stop", by="ada", reason="enough")
+        assert (drive.state, drive.breaker.memory.why_ended) == ("ended", "enough")
+        assert only(drive.send(Decision, act="stop", by="ada"), Say).level == "warning"
+        assert only(drive.send(Decision, act="rewind", by="a rule", is_automatic=True), Say).level == "warning"
+        assert drive.state == "ended"
+        out = drive.send(Decision, act=act, by="ada")
+        assert drive.state == state
+        assert [type(one) for one in out if isinstance(one, (GoOn, GoBack))] == [GoOn if act == "go_on" else GoBack]
+        assert not any(isinstance(one, Pause) for one in out), "nothing is paused anew"
+
+
+def test_a_decision_about_another_pause_is_not_done() -> None:
+    drive = Drive()
+    drive.quiet(1000)
+    drive.bad(5)
+    assert drive.breaker.memory.pauses == 1
+    assert only(drive.send(Decision, act="rewind", by="ada", pause=0), Say).level == "warning"
+    assert only(drive.send(Decision, act="stop", by="ada", pause=2), Say).level == "warning"
+    assert only(drive.send(Decision, act="go_on", by="ada", pause=1), GoOn)
+    late = drive.send(Decision, act="lower_lr", factor=0.5, by="bob", pause=1)
+    assert "that pause is over" in only(late, Say).sentence
+    assert drive.state == "closed"
+    assert only(drive.send(Decision, act="stop", by="bob", pause=1), End), "to stop is never too late"
+
+
+def test_of_two_decisions_on_the_way_back_the_second_waits_until_another_process_takes_over() -> None:
+    drive = Drive()
+    drive.quiet(1000)
+    drive.bad(5)
+    drive.send(Decision, act="rewind", by="ada")
+    assert "under way" in only(drive.send(Decision, act="lower_lr", factor=0.5, by="bob"), Say).sentence
+    drive.breaker.wake(drive.now_ns)
+    assert only(drive.send(Decision, act="lower_lr", factor=0.5, by="bob"), GoBack)
+
+
+def test_a_clock_that_was_set_back_does_not_draw_a_pause_out() -> None:
+    drive = Drive()
+    drive.bad(5)
+    drive.now_ns -= 86_400 * SECOND
+    drive.breaker.wake(drive.now_ns)
+    assert drive.breaker.memory.until_ns == drive.now_ns + 600 * SECOND
+
+
+def test_a_step_of_several_batches_leaves_out_all_of_them() -> None:
+    drive = Drive("rewind")
+    drive.quiet(500)
+    out = drive.judge(tier="trip", kind="nonfinite", position=2003, first_position=2000)
+    decision = only(out, GoBack).decision
+    assert (decision.first, decision.last) == (2000, 2003)
 
 
 def test_a_false_alarm_goes_on_and_is_not_asked_again_at_once() -> None:
@@ -233,7 +288,7 @@ def test_go_on_without_a_pause_changes_nothing() -> None:
 
 def test_a_rule_outside_decides_within_the_same_limits() -> None:
     drive = Drive()
-    assert only(drive.send(Decision, act="rewind", by="triage", is_automatic=True), Say).level == "error"
+    assert only(drive.send(Decision, act="rewind", by="triage", is_automatic=True), Say).level == "warning"
     for place in (2000, 4000, 6000, 8000):
         drive.resume(place)
         drive.quiet(place // 100)

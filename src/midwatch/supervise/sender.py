@@ -40,15 +40,18 @@ class Sender:
         spec: The task.
         sink: The receiver.
         say: Tells people a sentence and its level.
+        trouble: Says what is worth telling.
     """
 
-    def __init__(self, spec: SenderSpec, sink: Sink, say: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, spec: SenderSpec, sink: Sink, say: Callable[[str, str], None], trouble: PushTrouble | None = None
+    ) -> None:
         self._spec = spec
         self._name = sink.name
         self._say = say
         self._run_dir = Path(spec.run_dir)
         self._pusher = Pusher(self._run_dir, sink)
-        self._trouble = PushTrouble()
+        self._trouble = trouble or PushTrouble()
 
     def work(self, ear: Ear) -> None:
         """Send until the launcher says that the run is over, or is gone."""

@@ -1,0 +1,209 @@
+"""A live run sends its metrics and answers Prometheus, whoever dies, hangs or moves meanwhile. Without PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from metrics_receiver import Receiver
+from supervised import Supervised
+from test_run_nodes import OPTIONS, lose
+
+from midwatch.audit import read_journal
+from midwatch.supervise import fetch_status
+
+pytestmark = pytest.mark.procs
+
+SENDER = "-m midwatch.supervise.sender"
+PAGE = "-m midwatch.supervise.page"
+AGENT = "-m midwatch.supervise.agent"
+
+TRAINER = '''
+"""Ranks that log a number a step and go on until a file appears; rank 1 of attempt 1 is killed at step 30."""
+import os, signal, sys, time
+from pathlib import Path
+from midwatch.audit import Journal
+from midwatch.pulse import Flag, writer_from_env
+
+stop, attempt, rank = Path(sys.argv[1]), int(os.environ["MIDWATCH_ATTEMPT"]), int(os.environ["RANK"])
+pulse = writer_from_env()
+pulse.begin(os.getpid(), attempt)
+pulse.resumed(None, "", "c" * 16)
+while not pulse.flags() & Flag.GO:
+    time.sleep(0.005)
+start = 0 if attempt == 1 else 10
+journal = None
+if rank == 0:
+    journal = Journal(Path(os.environ["MIDWATCH_RUN_DIR"]) / "metrics" / f"a{attempt:04d}.jsonl")
+    journal.begin(attempt, start)
+step = start
+while not stop.exists():
+    if attempt == 1 and rank == 1 and step == 30:
+        os.kill(os.getpid(), signal.SIGKILL)
+    pulse.beat(step)
+    if journal:
+        journal.append({"step": step, "ts_ns": time.time_ns(), "loss": 1000.0 * attempt + step})
+        journal.flush()
+    if pulse.flags() & Flag.STOP:
+        break
+    step += 1
+    time.sleep(0.02)
+pulse.finished()
+if journal:
+    journal.close()
+'''
+
+
+class MetricsRun(Supervised):
+    """A run whose receiver is ours."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.script.write_text(TRAINER)
+        self.receiver = Receiver()
+        self.stop = folder / "stop"
+
+    def begin(self, *options: str, nproc: int = 2) -> Any:
+        quick = ("metrics.push.every_s=0.1", "restart.backoff_s=[0]", f"metrics.push.url={self.receiver.url}")
+        settings = [word for setting in quick for word in ("--set", setting)]
+        command = [str(self.script), str(self.stop)]
+        return self.start_command(command, "--nproc-per-node", str(nproc), *settings, *options)
+
+    def until_points(self, count: int, attempt: int = 1) -> None:
+        """So many more of an attempt than now."""
+        base = self.arrived(attempt)
+        self.until(f"{count} points of attempt {attempt}", lambda: self.arrived(attempt) >= base + count)
+
+    def arrived(self, attempt: int) -> int:
+        return sum(one == attempt for one, _ in self.receiver.of("loss"))
+
+    def page(self, node: str = "*") -> dict[str, float]:
+        """Name and labels but ``run`` and ``node`` -> value, from where the run says that it can be fetched."""
+        paths = self.until("the page", lambda: sorted((self.run_dir / "supervisor" / "scrape").glob(f"{node}.json")))
+        (target,) = json.loads(paths[0].read_text())[0]["targets"]
+        with urllib.request.urlopen(f"http://{target}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        found: dict[str, float] = {}
+        for line in text.splitlines():
+            if not line.startswith("#"):
+                series, _, value = line.rpartition(" ")
+                name, _, labels = series.rstrip("}").partition("{")
+                kept = [word for word in labels.split(",") if word and not word.startswith(("run=", "node="))]
+                found[name + "".join(sorted(kept))] = float(value)
+        return found
+
+    def told(self) -> list[str]:
+        path = self.run_dir / "ledger" / "sender.jsonl"
+        return [json.loads(line)["event"] for line in path.read_text().splitlines()] if path.exists() else []
+
+    def assert_all_arrived_once(self) -> None:
+        paths = sorted((self.run_dir / "metrics").glob("a*.jsonl"))
+        recorded = [line for path in paths for line in path.read_text().splitlines() if '"step"' in line]
+        expected = [json.loads(line)["loss"] for line in recorded]
+        got = self.receiver.of("loss")
+        assert sorted(value for _, value in got) == sorted(expected), self.story()
+        assert set(got.values()) == {1}
+        assert all(value // 1000 == attempt for attempt, value in got)
+
+    def close(self) -> None:
+        super().close()
+        self.receiver.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[MetricsRun]:
+    run = MetricsRun(tmp_path)
+    yield run
+    run.close()
+
+
+def test_every_step_arrives_once_and_the_page_tells_the_rest(run: MetricsRun) -> None:
+    launcher = run.begin("--set", "metrics.listen=0", "--set", f"metrics.index_dir={run.folder / 'indexes'}")
+    run.until_points(10, attempt=2)
+    found = run.until("both ranks at a step", lambda: (p := run.page()).get('midwatch_rank_steprank="1"') and p)
+    assert (found["midwatch_ranks"], found["midwatch_ranks_up"], found["midwatch_agent_up"]) == (2, 2, 1)
+    assert (found["midwatch_attempt"], found["midwatch_attempts_total"]) == (2, 2)
+    assert found['midwatch_rank_progress_age_secondsrank="0"'] < 10
+    assert found['midwatch_restarts_totalfault_class="killed_outside"'] == 1
+    assert sum(value for name, value in found.items() if name.startswith("midwatch_incidents_total")) == 1
+    assert found['midwatch_metricattempt="2"metric="loss"rank="0"'] >= 2010
+    assert (run.page()["midwatch_held"], "midwatch_breaker_state" in str(found)) == (0, False)
+    # The receiver goes away, and with it the sender; the agent dies, which must not take the sender along.
+    run.receiver.is_away = True
+    sender = run.pid_of(SENDER)
+    os.kill(sender, signal.SIGKILL)
+    run.until("another sender", lambda: run.pid_of(SENDER) not in (0, sender))
+    sender = run.pid_of(SENDER)
+    os.kill(run.pid_of(AGENT), signal.SIGKILL)
+    run.until("attempt 3", lambda: (run.run_dir / "metrics" / "a0003.jsonl").exists())
+    run.receiver.is_away = False
+    run.until_points(10, attempt=3)
+    assert run.pid_of(SENDER) == sender
+    run.stop.touch()
+    assert run.wait(launcher) == 0, run.story()
+    run.assert_all_arrived_once()
+    assert len(read_journal((run.run_dir / "metrics").glob("a*.jsonl"))) > 20
+    assert not list((run.run_dir / "supervisor" / "scrape").iterdir()), "nobody can be asked any more"
+    run.assert_nothing_left()
+
+
+def test_a_receiver_that_never_answers_delays_neither_the_run_nor_its_end(run: MetricsRun) -> None:
+    run.receiver.is_mute.set()
+    launcher = run.begin("--set", "metrics.push.drain_s=0.5")
+    run.until("a question", lambda: run.receiver.asked)
+    run.until("attempt 2", lambda: (run.run_dir / "metrics" / "a0002.jsonl").exists())
+    began = time.monotonic()
+    assert fetch_status(run.run_dir)["attempt"] == 2
+    assert time.monotonic() - began < 3.0
+    run.stop.touch()
+    run.until("the end", lambda: run.events("run.finished"))
+    assert run.wait(launcher, 15.0) == 0, run.story()
+    assert "metrics.push_left" in run.told()
+    assert "midwatch metrics push" in (run.folder / "launcher-0.log").read_text()
+    run.assert_nothing_left()
+
+
+def test_the_node_that_takes_over_goes_on_sending(run: MetricsRun) -> None:
+    listen = ("--set", "metrics.listen=0", "--set", f"metrics.index_dir={run.folder / 'indexes'}")
+    launchers = {}
+    for name in ("n0", "n1"):
+        launchers[name] = run.begin("--nnodes", "1:2", "--node-name", name, *OPTIONS, *listen, nproc=1)
+        run.until(f"{name}", lambda name=name: any(e["data"]["node"] == name for e in run.events("node.joined")))
+    run.until_points(5)
+    assert "midwatch_attempts_total" in run.page("n0")
+    spare = run.page("n1")
+    assert ("midwatch_attempts_total" in spare, spare["midwatch_agent_up"]) == (False, 1), "the host tells it"
+    # Between two deliveries, as far as that can be had: a sender killed in one may send it twice.
+    run.receiver.is_away = True
+    lose(launchers.pop("n0"))
+    run.until("attempt 2", lambda: (run.run_dir / "metrics" / "a0002.jsonl").exists())
+    run.receiver.is_away = False
+    run.until_points(5, attempt=2)
+    run.until("the new host's page", lambda: run.page("n1").get("midwatch_attempts_total") == 2)
+    run.stop.touch()
+    assert run.wait(launchers["n1"]) == 0, run.story()
+    run.assert_all_arrived_once()
+
+
+def test_a_port_that_is_taken_is_said_and_training_goes_on(run: MetricsRun) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        launcher = run.begin("--set", f"metrics.listen={taken.getsockname()[1]}")
+        run.until("a word", lambda: "MT107" in (run.folder / "launcher-0.log").read_text())
+        run.until_points(5, attempt=2)
+    run.stop.touch()
+    assert run.wait(launcher) == 0, run.story()
+
+
+@pytest.mark.parametrize("setting", ["metrics.listen=nowhere", "metrics.push.url=localhost:8428"])
+def test_what_nobody_could_use_is_refused_before_anything_starts(run: MetricsRun, setting: str) -> None:
+    assert run.wait(run.begin("--set", setting)) == 78
+    assert "CF102" in (run.folder / "launcher-0.log").read_text()
+    assert not run.run_dir.exists()

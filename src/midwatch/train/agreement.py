@@ -14,12 +14,13 @@ from midwatch.core import GuardError
 from midwatch.guards import Finding, Sample, sample_of
 from midwatch.train.gauges import LR_NAMES
 from midwatch.train.highest import Highest, keys_of, of_keys, of_values
+from midwatch.train.inspecting_numbers import GRADIENT, INSPECTED, Evidence
 from midwatch.train.readings import LOGGED, MEANT, Unwatched, Watch
 
 SUMMED: Final = ("tokens_per_s", "samples_per_s")
 SPREAD: Final = ("own_s", "data_wait_s", "memory_rss_bytes", "cuda_peak_bytes")
 """Measured by midwatch on each rank, for its records alone: the highest counts, and whose it is."""
-NAMES: Final = (*LOGGED, *SUMMED, *SPREAD, "position", "now_us", "place")
+NAMES: Final = (*LOGGED, *SUMMED, *SPREAD, *INSPECTED, "position", "now_us", "place")
 RANKS_AT_ONCE: Final = 64
 """Up to so many ranks the numbers of each are exchanged at every step. Beyond, a sum over all and a maximum are begun
 at one step and looked at one step later: a ring through thousands of ranks takes longer than anybody would wait."""
@@ -27,8 +28,9 @@ MOST_NAMED: Final = 8
 """Ranks whose own numbers are told: where more are odd, it is none of them in particular."""
 ALIKE: Final = 1e-6
 """Relative. A mean over thousands of equal numbers is not quite that number, and nor is the highest as it was sent."""
-_COMPARED: Final = (*MEANT, *SPREAD)
-_JOINED: Final = frozenset((*MEANT, *SUMMED, *SPREAD))
+_APART: Final = (*MEANT, GRADIENT)
+_COMPARED: Final = (*_APART, *SPREAD)
+_JOINED: Final = frozenset((*MEANT, *SUMMED, *SPREAD, *INSPECTED))
 
 
 class Agreed:
@@ -36,14 +38,14 @@ class Agreed:
 
     Attributes:
         found: Means, sums, or the number itself where all have the same.
-        by_rank: Of ``MEANT``, where ranks differ, as far as known.
-        highest: Of ``MEANT``, where ranks differ, and of ``SPREAD``.
+        by_rank: Of ``MEANT`` and the own gradients, where ranks differ, as far as known.
+        highest: Of the same, and of ``SPREAD``.
     """
 
     def __init__(
         self,
         step: int,
-        found: Mapping[str, float],
+        found: dict[str, float],
         by_rank: Mapping[str, dict[int, float]],
         highest: Mapping[str, Highest],
     ) -> None:
@@ -86,6 +88,7 @@ class Exchange:
     def __init__(self, group: ControlGroup, watch: Watch | None = None) -> None:
         self._group = group
         self._watch = watch or Unwatched()
+        self._evidence = Evidence()
         self._flight: tuple[int, tuple[Any, ...], torch.Tensor, torch.Tensor] | None = None
 
     @property
@@ -129,6 +132,7 @@ class Exchange:
         return self._told(_from_sums(step, sums.tolist(), dict(zip(_COMPARED, of_keys(keys), strict=True))))
 
     def _told(self, agreed: Agreed) -> Agreed:
+        self._evidence.complete(agreed.found)
         if agreed.is_done:
             self._watch.agreed(agreed)
         return agreed
@@ -152,7 +156,7 @@ class Exchange:
             found[name] = sum(have.values()) if name in SUMMED else _mean(list(have.values()))
             if name in SPREAD:
                 highest[name] = of_values(have)
-            elif name in MEANT and len(set(have.values())) > 1:
+            elif name in _APART and len(set(have.values())) > 1:
                 by_rank[name], highest[name] = have, of_values(have)
         return Agreed(step, found, by_rank, highest)
 

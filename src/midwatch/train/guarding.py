@@ -19,6 +19,7 @@ from midwatch.guards import Guards, Judgement, judged
 from midwatch.train.acting import Acting
 from midwatch.train.agreement import Agreed, Exchange
 from midwatch.train.around import Around
+from midwatch.train.inspecting import Inspector
 from midwatch.train.readings import OnTheWay, Readings, Watch
 
 _log = logging.getLogger(__name__)
@@ -29,14 +30,18 @@ _Due = tuple[int, OnTheWay, int | None]
 class Guarding:
     """One rank's guards. ``begin``, ``boundary`` and ``check`` are collective."""
 
-    def __init__(self, config: GuardsConfig, around: Around, watch: Watch, *, is_scaling_dynamic: bool) -> None:
+    def __init__(
+        self, config: GuardsConfig, around: Around, watch: Watch, inspector: Inspector, *, is_scaling_dynamic: bool
+    ) -> None:
         self._around = around
         self._watch = watch
+        self._inspector = inspector
         self._guards = Guards(config, is_scaling_dynamic=is_scaling_dynamic)
         self._acting = Acting(config, around)
         self._readings = Readings(watch)
         self._exchange = Exchange(around.group, watch)
         self._position: int | None = None
+        self._agreed_position: int | None = None
         self._is_lagging = False
         self._is_prepared = False
         self._later: _Due | None = None
@@ -102,6 +107,15 @@ class Guarding:
             self.prepare(tracked.get("model"), is_bound=False)
             self.begin(start, is_resumed=False, tracked=tracked.values())
         self.decided.lower(tracked.values())
+        self._inspector.attach(tracked)
+
+    def stepping(self, step: int) -> None:
+        """This step begins."""
+        self._inspector.begin(step)
+
+    def look(self, step: int, *, is_saved: bool) -> None:
+        """Behind a step that was judged, and before its save: begin to compare the ranks' weights, if it is time."""
+        self._inspector.look(step, is_saved=is_saved)
 
     def boundary(self, step: int) -> None:
         """A step is done. Pauses, and leaves the process, where the breaker says so.
@@ -109,6 +123,8 @@ class Guarding:
         With a model on a GPU the numbers of the step before are judged: to wait for this one's would keep the host from
         launching the next.
         """
+        self._compare()
+        self._readings.put(self._inspector.measured(step))
         due: _Due | None = (step, self._readings.take(step), self._position)
         if self._is_lagging or self._exchange.is_late:
             self._acting.unjudged(step)
@@ -127,8 +143,9 @@ class Guarding:
         """Judge numbers of a step before its optimizer step is made; pauses as ``boundary`` does."""
         self.finish()  # in their order: what was to be judged later comes first
         self._readings.add(values)
-        numbers = _with(self._readings.take().numbers(), self._position)
-        agreed = self._exchange.agree(step, numbers, self._now_us(), is_early=True)
+        numbers = self._readings.take().numbers()
+        numbers |= self._inspector.early(numbers)
+        agreed = self._exchange.agree(step, _with(numbers, self._position), self._now_us(), is_early=True)
         if agreed is None:
             agreed = self._exchange.finish()
         assert agreed is not None, "begun just now, so it comes out here"
@@ -143,12 +160,17 @@ class Guarding:
 
     def finish(self) -> None:
         """Judge what is on its way, so that nothing is."""
+        self._compare()
         if self._later is not None:
             due, self._later = self._later, None
             self._agree(*due)
         agreed = self._exchange.finish()
         if agreed is not None:
             self._judge(agreed)
+
+    def close(self) -> None:
+        """Training is over: the model is let alone."""
+        self._inspector.detach()
 
     def keep(self) -> None:
         """Write the breaker's memory down; with each save, and whenever it acts."""
@@ -165,18 +187,35 @@ class Guarding:
     # --- judging --------------------------------------------------------------------------------------------------
 
     def _judge(self, agreed: Agreed) -> Judgement:
-        judgement = self._guards.observe(agreed.sample())
+        sample = self._inspector.completed(agreed.step, agreed.sample(), agreed.found, agreed.by_rank)
+        judgement = self._guards.observe(sample)
+        self._tell(judgement, agreed)
+        self._mind_skipping(agreed)
+        self._agreed_position = agreed.position
+        self._feed(judgement, agreed.now_ns)
+        return judgement
+
+    def _compare(self) -> None:
+        """Judge what came of the last look at the replicas; before any number of a later step is judged."""
+        compared = self._inspector.compared(self._around.clock.now_ns())
+        if compared is not None:
+            judgement = self._guards.observe(compared.sample)
+            self._tell(judgement, None)
+            self._feed(judgement, compared.now_ns)
+
+    def _feed(self, judgement: Judgement, now_ns: int) -> None:
+        cause = f"guard-{judgement.step}"
+        self._acting.feed(judged(judgement, now_ns, cause=cause, position=self._agreed_position))
+
+    def _tell(self, judgement: Judgement, agreed: Agreed | None) -> None:
         for finding in judgement.findings:
             if self._around.group.rank == 0:
                 level = logging.INFO if finding.tier == "note" else logging.WARNING
                 _log.log(level, "%s", finding)
                 facts = {k: v for k, v in msgspec.to_builtins(finding).items() if v is not None and k != "step"}
-                self._around.recorder.record("guard.found", step=finding.step, **facts, **agreed.whereabouts(finding))
+                where = agreed.whereabouts(finding) if agreed is not None else {}
+                self._around.recorder.record("guard.found", step=finding.step, **facts, **where)
         self._watch.found(judgement.findings)
-        self._mind_skipping(agreed)
-        cause = f"guard-{agreed.step}"
-        self._acting.feed(judged(judgement, agreed.now_ns, cause=cause, position=agreed.position))
-        return judgement
 
     def _mind_skipping(self, agreed: Agreed) -> None:
         position = agreed.step if agreed.position is None else agreed.position

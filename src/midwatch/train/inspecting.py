@@ -60,10 +60,10 @@ class Inspector:
         if held is None:  # not looked at, or not understood; the other looks need no more than names
             alone = (self._group.rank,)
             held = [Holding(name, p, alone, False) for _, module in modules for name, p in module.named_parameters()]
-        self._replicas = Replicas(self._group, held)
-        if self._config.replicas:
-            first = self._of_replicas.do(self._replicas.take) if self._group.world_size > 1 else None
-            self._replicas.begin(first)
+        replicas = self._of_replicas.do(Replicas, self._group, held)
+        self._replicas = replicas if replicas is not None else Replicas(self._group, [])
+        if self._config.replicas and self._group.world_size > 1:
+            self._replicas.begin(self._of_replicas.do(self._replicas.take))
         self._of_gradients.do(self._gradients.attach, [module for _, module in modules], held)
         # The hooks are in place even where nothing is measured: whether an optimizer stepped is asked in any case.
         self._updates.attach({id(one.parameter): 1.0 / len(one.ranks) for one in held})

@@ -1,8 +1,8 @@
 """A fixed sample of an optimizer's parameters: the same elements at every step, read with one kernel.
 
 Of each tensor every s-th element is taken, s odd so that a matrix is crossed on a slant and not down one column.
-Nothing is drawn by chance: the sample follows from the shapes and the order of the parameters, and is so the same on all
-ranks that hold the same tensors.
+Nothing is drawn by chance: the sample follows from the shapes and the order of the parameters, and is so the same on
+all ranks that hold the same tensors.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from midwatch.config import Config
 from midwatch.train.around import Around, Leave
 from midwatch.train.decided import Decided
 from midwatch.train.guarding import Guarding
+from midwatch.train.inspecting import Inspector
 from midwatch.train.recording import Recording
 from midwatch.train.session import Session
 from midwatch.train.signals import Signals
@@ -45,6 +46,7 @@ def open_guards(
         flush=recording.flush,
         settle_s=2 * config.checkpoint.commit_timeout_s,
     )
-    guarding = Guarding(config.guards, around, recording, is_scaling_dynamic=is_scaling_dynamic)
+    inspector = Inspector(config.guards.inspect, session.group, session.recorder)
+    guarding = Guarding(config.guards, around, recording, inspector, is_scaling_dynamic=is_scaling_dynamic)
     checkpointer.keep("guards", guarding)
     return guarding

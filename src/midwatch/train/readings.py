@@ -71,6 +71,10 @@ class Readings:
             if name in values:
                 self._values[name] = _kept(values[name])
 
+    def put(self, values: Mapping[str, Any]) -> None:
+        """Numbers of midwatch's own, by names that no script can log by."""
+        self._values.update({name: _kept(value) for name, value in values.items()})
+
     def take(self, step: int | None = None) -> OnTheWay:
         """What there is, on its way to the host; begins anew.
 

@@ -18,6 +18,7 @@ from midwatch.config import Config
 from midwatch.guards import Finding
 from midwatch.train.agreement import MOST_NAMED, SPREAD, SUMMED, Agreed
 from midwatch.train.gauges import Gauges
+from midwatch.train.inspecting_numbers import MADE
 from midwatch.train.metrics import MetricLog
 from midwatch.train.readings import MEANT, OnTheWay
 from midwatch.train.resources import Resources
@@ -161,7 +162,7 @@ class Recording:
             for name in (*MEANT, *SPREAD):
                 if (top := highest.get(name)) is not None:
                     self._metrics.note(agreed.step, {f"{name}_max": top.value, f"{name}_max_rank": top.rank})
-        self._metrics.note(agreed.step, {name: found[name] for name in SUMMED if name in found})
+        self._metrics.note(agreed.step, {name: found[name] for name in (*SUMMED, *MADE) if name in found})
 
     def found(self, findings: Iterable[Finding]) -> None:
         """A rank that is named writes down its own numbers."""

@@ -186,11 +186,13 @@ class Run:
         recording.begin(start, self._tracked)
         for step in range(start, total):
             self._step = step
+            self._guarding.stepping(step)
             self._pulse.beat(step, collectives.counts())
             yield step
             self._after(step, is_first=step == start, is_last=step == total - 1)
         signals.finish()
         self._guarding.finish()
+        self._guarding.close()
         self._settle()
         checkpointer.finish()
         session.recorder.record("run.finished", step=total - 1)
@@ -336,6 +338,7 @@ class Run:
         asked = signals.at_boundary()
         is_due = step > 0 and step % self.config.checkpoint.interval == 0
         is_wanted = is_due or is_last or bool(asked & (Flag.STOP | Flag.SAVE))
+        self._guarding.look(step, is_saved=is_wanted)
         if is_first or is_wanted:
             self._say(self._code.look(step))
         if is_wanted:

@@ -65,3 +65,12 @@ class NoGuards:
 
     def keep(self) -> None:
         pass
+
+    def stepping(self, step: int) -> None:
+        pass
+
+    def look(self, step: int, *, is_saved: bool) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -14,10 +15,10 @@ from typing import Any
 
 import pytest
 from metrics_receiver import Receiver
-from supervised import Supervised
+from supervised import MIDWATCH, Supervised
 from test_run_nodes import OPTIONS, lose
 
-from midwatch.audit import read_journal
+from midwatch.audit import Journal, read_journal
 from midwatch.supervise import fetch_status
 
 pytestmark = pytest.mark.procs
@@ -207,3 +208,24 @@ def test_what_nobody_could_use_is_refused_before_anything_starts(run: MetricsRun
     assert run.wait(run.begin("--set", setting)) == 78
     assert "CF102" in (run.folder / "launcher-0.log").read_text()
     assert not run.run_dir.exists()
+
+
+def test_a_run_folder_alone_is_served(run: MetricsRun) -> None:
+    folder = run.folder / "imported"
+    journal = Journal(folder / "metrics" / "a0001.jsonl")
+    journal.append({"step": 7, "ts_ns": time.time_ns(), "loss": 2.5})
+    journal.close()
+    command = [MIDWATCH, "metrics", "serve", str(folder), "--set", f"metrics.index_dir={run.folder / 'indexes'}"]
+    with subprocess.Popen([*command, "--listen", "0", "--json"], stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        url = json.loads(serving.stdout.readline())["url"]
+        for _ in range(2):
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                text = answer.read().decode()
+        assert 'midwatch_metric{attempt="1",metric="loss",rank="0",run=""} 2.5\n' in text
+        port = url.split(":")[2].split("/")[0]
+        second = subprocess.run([*command, "--listen", port], capture_output=True, text=True, timeout=30, check=False)
+        assert (second.returncode, "[MT107]" in second.stderr) == (74, True), second.stderr
+        serving.send_signal(signal.SIGTERM)
+        assert serving.wait(10) == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["metrics"], "nothing is added to it"

@@ -343,6 +343,38 @@ def test_two_that_send_at_once(run: Path, clock: FakeClock) -> None:
     assert slow.steps(1) == [*range(5)]
 
 
+def test_a_part_that_reads_as_zeros_is_waited_for(run: Path, clock: FakeClock) -> None:
+    path = write_journal(run, 1, range(10), start=0)
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    hole = sum(map(len, lines[:4])), sum(map(len, lines[:7]))
+    # As another host may see it over NFS: the end has arrived, the middle has not.
+    path.write_bytes(whole[: hole[0]] + bytes(hole[1] - hole[0]) + whole[hole[1] :])
+    write_journal(run, 2, range(5, 8), start=5)
+    receiver = Receiver()
+    pusher = Pusher(run, receiver, clock=clock)
+    report = pusher.step()
+    assert (report.is_caught_up, report.problem) == (False, "")
+    assert (receiver.steps(1), receiver.steps(2)) == ([0, 1, 2], [5, 6, 7])
+    clock.advance(30)
+    path.write_bytes(whole)
+    assert pusher.step().is_caught_up
+    assert receiver.steps(1) == [*range(10)]
+
+
+def test_but_not_for_ever(run: Path, clock: FakeClock) -> None:
+    path = write_journal(run, 1, range(3), start=0)
+    with path.open("ab") as file:
+        file.write(bytes(5000))
+    write_journal(run, 1, range(3, 6))
+    receiver = Receiver()
+    pusher = Pusher(run, receiver, clock=clock)
+    assert not pusher.step().is_caught_up
+    clock.advance(61)
+    assert pusher.step().is_caught_up
+    assert receiver.steps(1) == [0, 1, 2, 4, 5], "the line that began in the zeros is damaged"
+
+
 # --- over HTTP ------------------------------------------------------------------------------------------------------
 
 

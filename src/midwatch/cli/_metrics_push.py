@@ -91,7 +91,7 @@ def _push_all(pusher: Pusher, wait_s: float) -> PushReport:
                 sys.stderr.write(f"\r\x1b[K{values} values sent")
         if report.is_caught_up or (report.problem and time.monotonic() >= end):
             break
-        if report.problem:
+        if not (report.records or report.refused):
             time.sleep(_PAUSE_S)
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")

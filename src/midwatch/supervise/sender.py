@@ -79,9 +79,11 @@ class Sender:
         return report
 
     def _pause_s(self, report: PushReport) -> float:
-        if report.problem:
-            return min(_AWAY_S, self._spec.push.every_s)
-        return self._spec.push.every_s if report.is_caught_up else 0.0
+        every_s = self._spec.push.every_s
+        if report.is_caught_up:
+            return every_s
+        # More at once, unless nothing went out because there is something to wait for.
+        return 0.0 if report.records or report.refused else min(_AWAY_S, every_s)
 
     def _drain(self) -> None:
         """What ranks wrote at their end, and what has waited, for a bounded time."""
@@ -93,7 +95,7 @@ class Sender:
                 return
             if time.monotonic() >= end:
                 break
-            if report.problem:
+            if not (report.records or report.refused):
                 time.sleep(_LAST_S)
         left_bytes, problem = self._behind_bytes(), report.problem or "the time was up"
         what = f"{format_bytes(left_bytes)} of metrics were not sent to {self._name} ({problem})"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 from collections.abc import Callable, Sequence
-from typing import Final
+from importlib import metadata
 
-from midwatch import __version__
 from midwatch.audit.exporters import Family, Listen, PageServer, Sample, joined, render
 from midwatch.core import MetricsError
 from midwatch.supervise.folder_families import FolderFamilies
 from midwatch.supervise.looker import Looker
-
-_BUILD: Final = Family("midwatch_build_info", "The version at work.", "gauge", [Sample(1, {"version": __version__})])
 
 Node = Callable[[], Sequence[Family]]
 Wish = Callable[[], tuple[frozenset[int] | None, bool]]
@@ -58,7 +56,7 @@ class MetricsPage:
             "gauge",
             [] if age_s is None else [Sample(age_s)],
         )
-        return render([_BUILD, *node, *found, age])
+        return render([_build(), *node, *found, age])
 
     def _look(self) -> Sequence[Family]:
         ranks, is_whole = self._wish()
@@ -66,6 +64,15 @@ class MetricsPage:
 
     def _break(self) -> None:
         self.broken.set()
+
+
+@functools.cache
+def _build() -> Family:
+    try:
+        version = metadata.version("midwatch")
+    except metadata.PackageNotFoundError:
+        version = ""  # run from its sources
+    return Family("midwatch_build_info", "The version at work.", "gauge", [Sample(1, {"version": version})])
 
 
 async def serve_folder(folder: FolderFamilies, listen: Listen, told: Callable[[str], None]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -239,3 +241,24 @@ def test_the_whole_page(run: Path, tmp_path: Path) -> None:
     text = asyncio.run(asyncio.wait_for(fetch(), 20))
     for name in ("midwatch_metric", "midwatch_rank_step", "midwatch_build_info", "midwatch_folder_read_age_seconds"):
         assert f"\n{name}" in text
+
+
+# --- what the documents say of it -----------------------------------------------------------------------------------
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def test_every_family_is_documented_and_every_one_that_is_drawn_exists(run: Path, tmp_path: Path) -> None:
+    families = FolderFamilies(run, "r1", run / "checkpoints", tmp_path / "indexes")
+    found = {family.name for family in [*families.look(), *node_families([view(RANK)], "r1", "n0")]}
+    families.close()
+    # Of the page as a whole, and of a run that has a checkpoint.
+    found |= {"midwatch_build_info", "midwatch_folder_read_age_seconds"}
+    found |= {"midwatch_checkpoint_step", "midwatch_checkpoint_age_seconds"}
+    word = re.compile(r"\bmidwatch_[a-z_]+")
+    table = (DOCS / "reference" / "metrics-format.md").read_text().partition("## The page")[2]
+    assert set(word.findall(table)) == found
+    for name in ("metrics-on-a-dashboard.md", "midwatch-grafana.json"):
+        assert set(word.findall((DOCS / "how-to" / name).read_text())) <= found, name
+    panels = json.loads((DOCS / "how-to" / "midwatch-grafana.json").read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)

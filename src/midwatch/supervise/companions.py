@@ -95,7 +95,8 @@ class Companion:
             self._born()
 
     def _ended(self) -> None:
-        if self._task is not None:
+        # One that was killed may be seen to end only after the next was started.
+        if self._task is not None and not self._child.is_alive:
             self._start_again()
 
     def _start_again(self) -> None:

@@ -84,8 +84,8 @@ def test_metrics_reach_the_journal_every_few_steps_and_in_order(tmp_path: Path) 
     path = tmp_path / "a0001.jsonl"
     log = MetricLog(Journal(path), every=3)
     for step in range(4):
-        log.add(step, 0.5, {"loss": torch.tensor(1.0 / (step + 1)), "tokens": 8})
-        log.add(step, 0.5, {"lr": 0.1})
+        log.add(step, {"loss": torch.tensor(1.0 / (step + 1)), "tokens": 8})
+        log.add(step, {"lr": 0.1})
     assert [record["step"] for record in read_journal([path])] == [0, 1, 2]
     assert log.latest() == {"loss": 0.25, "tokens": 8.0, "lr": 0.1}
     log.close()
@@ -98,7 +98,7 @@ def test_metrics_reach_the_journal_every_few_steps_and_in_order(tmp_path: Path) 
 def test_a_logged_tensor_does_not_follow_the_live_one() -> None:
     log = MetricLog(None, every=3)
     loss = torch.ones(1, requires_grad=True)
-    log.add(0, None, {"loss": loss})
+    log.add(0, {"loss": loss})
     with torch.no_grad():
         loss.zero_()
     assert log.latest() == {"loss": 1.0}
@@ -107,7 +107,7 @@ def test_a_logged_tensor_does_not_follow_the_live_one() -> None:
 @pytest.mark.parametrize("value", [torch.ones(2), [1], object()])
 def test_what_is_not_one_number_is_refused_by_name(value: object) -> None:
     with pytest.raises(TypeError, match="gnorm"):
-        MetricLog(None, every=3).add(0, None, {"gnorm": value})
+        MetricLog(None, every=3).add(0, {"gnorm": value})
 
 
 def test_a_flag_that_stays_up_asks_once() -> None:
@@ -135,6 +135,6 @@ def test_a_script_that_logs_its_own_step_does_not_move_the_record(tmp_path: Path
     path = tmp_path / "a0001.jsonl"
     log = MetricLog(Journal(path), every=3)
     for step in range(3):
-        log.add(step, 0.5, {"step": step * 1000, "attempt": 9, "loss": 1.0})
+        log.add(step, {"step": step * 1000, "attempt": 9, "loss": 1.0})
     log.close()
     assert [(record["step"], record["attempt"]) for record in read_journal([path])] == [(0, 1), (1, 1), (2, 1)]

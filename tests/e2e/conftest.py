@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from prerequisites import need_namespaces
 from slurm_lab import ClusterRun, Lab
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+
+from breaker_jobs import Job  # noqa: E402
 
 STEPS = 100
 
@@ -33,6 +40,19 @@ def lab() -> Iterator[Lab]:
 def run(lab: Lab) -> Iterator[ClusterRun]:
     with closing(ClusterRun(lab, STEPS)) as run:
         yield run
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    made: list[Job] = []
+
+    def make(*args: Any, **kwargs: Any) -> Job:
+        made.append(Job(tmp_path, *args, **kwargs))
+        return made[-1]
+
+    yield make
+    for job in made:
+        job.close()
 
 
 @pytest.fixture(scope="session")

@@ -217,6 +217,13 @@ class Job:
                     found += [int(entry.name)] if line and words in line else []
         return found
 
+    def until_gone(self) -> None:
+        """Everything that a killed launcher had started."""
+        end = time.monotonic() + 10.0
+        while left := self.pids():
+            assert time.monotonic() < end, f"{left} still live:\n{self.story()}"
+            time.sleep(0.02)
+
     def story(self) -> str:
         logs = [*sorted(self.folder.glob("log-*")), *sorted((self.run_dir / "logs").rglob("*.err"))]
         texts = [f"--- {path}\n{path.read_text()[-3000:]}" for path in logs]

@@ -213,6 +213,17 @@ def test_a_false_alarm_goes_on_and_is_not_asked_again_at_once() -> None:
     assert drive.state == "open"
 
 
+def test_what_was_let_pass_while_nobody_was_there_is_let_pass_when_it_comes_again() -> None:
+    drive = Drive()
+    drive.quiet(300)
+    drive.bad(5)
+    drive.send(Decision, act="go_on", by="ada")
+    drive.resume(280)
+    drive.quiet(20)
+    drive.bad(5)
+    assert drive.state != "open"
+
+
 def test_a_person_skips_a_range_and_probation_is_passed() -> None:
     drive = Drive()
     drive.quiet(1000)

@@ -293,8 +293,8 @@ class Breaker:
         memory.loaded_step, memory.step = event.step, None
         self._forget_outlier()
         memory.is_going_back = False
-        memory.lenient_kind = None
         if was_open:
+            memory.lenient_kind = None
             self._move("half_open", event.step, f"resumed at step {event.step}")
         elif memory.state in ("watching", "incident"):
             self._move("closed", event.step, f"resumed at step {event.step}")

@@ -1,0 +1,116 @@
+"""The circuit breaker without a supervisor or by rule: spikes, chains of rewinds, other launchers, full disks, first and
+last steps."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+from breaker_jobs import TORCHRUN, Job
+
+from midwatch.audit import Desk
+
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.procs]
+
+SPIKE = range(208, 213)
+"""Five in a row, after the rules are armed."""
+FULL_DISK = '''
+import errno
+from midwatch.storage import ops
+
+def observer(operation, path):
+    if "/guards" in path and (out / "full").exists():
+        raise OSError(errno.ENOSPC, "No space left on device", path)
+
+ops.set_observer(observer)
+'''
+
+
+def test_spikes_in_a_row_and_the_last_good_checkpoint_is_kept_meanwhile(jobs: Callable[..., Job]) -> None:
+    job = jobs(SPIKE, "3", plan={"total": 230}, checkpoint={"interval": 10, "keep_last": 1})
+    (process,) = job.start()
+    job.until_paused()
+    trip = job.shown()["breaker"]["trip"]
+    assert (trip["kind"], trip["position"], trip["last_position"]) == ("spike", SPIKE[0], SPIKE[-1])
+    assert [step for step, _, _ in job.steps()] == list(range(SPIKE[-1])), "four were let pass, the fifth was not"
+    # Saved between the first outlier and the pause: with one place only it would have cost the one before.
+    assert job.checkpoints(suspect=True) == [210]
+    assert job.checkpoints(suspect=False) == [200]
+    job.decide("skip")
+    assert job.wait(process) == 94, job.story()
+    (process,) = job.start()
+    assert job.wait(process) == 0, job.story()
+    again = job.steps()[SPIKE[-1] :]
+    assert again[0][:2] == (201, 201)
+    assert not {batch for _, batch, _ in again} & set(SPIKE)
+
+
+def test_a_fault_that_follows_the_step_and_not_the_data_ends_with_a_person(jobs: Callable[..., Job]) -> None:
+    job = jobs((), plan={"steps": [25]}, action="rewind", breaker={"hold_s": 1.5})
+    assert job.wait(job.supervise()) == 93, job.story()
+    assert [event["act"] for event in job.events("breaker.went_back")] == ["skip_range"]
+    assert "second time at position" in job.events("breaker.paused")[-1]["why"]
+    assert "nobody decided" in job.events("breaker.ended")[-1]["why"]
+    assert job.events("run.finished")[-1]["error"] == "GD101"
+
+
+def test_rules_go_back_twice_as_far_each_time_and_three_times_a_day(jobs: Callable[..., Job]) -> None:
+    places = (25, 45, 65, 85)
+    breaker = {"hold_s": 1.0, "rewind_steps": 4}
+    job = jobs(places, plan={"total": 100}, action="rewind", breaker=breaker, checkpoint={"keep_last": 20})
+    assert job.wait(job.supervise()) == 93, job.story()
+    assert [event["before_step"] for event in job.events("breaker.went_back")] == [25 - 4, 45 - 1 - 8, 65 - 2 - 16]
+    assert "3 automatic rewinds in 24 hours" in job.events("breaker.paused")[-1]["why"]
+    made = [batch for _, batch, _ in job.steps()]
+    assert not set(made) & set(places), "what the rule left out stays out"
+
+
+@pytest.mark.parametrize("place", [3, 39], ids=["before the first save", "the very last step"])
+def test_a_bad_batch_at_either_end_is_got_past_by_rule(jobs: Callable[..., Job], place: int) -> None:
+    job = jobs((place,), action="rewind")
+    assert job.wait(job.supervise()) == 0, job.story()
+    assert len(job.events("breaker.went_back")) == 1
+    last = job.steps()[-40:] if place == 3 else job.steps()[-8:]
+    assert place not in {batch for _, batch, _ in last}
+    assert last[-1][0] == 39
+
+
+def test_another_launcher_that_starts_an_ended_run_again_is_refused_at_once(jobs: Callable[..., Job]) -> None:
+    job = jobs(breaker={"hold_s": 0.6})
+    (process,) = job.start(launcher=(*TORCHRUN, "--standalone", "--nproc-per-node", "1", "--max-restarts", "2"))
+    assert job.wait(process) != 0
+    assert len(job.events("breaker.paused")) == 1
+    assert len(job.events("breaker.refused")) == 2
+    assert len(job.steps()) == 25
+    assert len(job.events("run.attached")) == 3
+    assert not job.events("run.resumed"), "they touch no checkpoint"
+    job.decide("skip", "--first", "25", "--last", "30")
+    (process,) = job.start(launcher=(*TORCHRUN, "--standalone", "--nproc-per-node", "1"))
+    assert job.wait(process) == 0, job.story()
+
+
+def test_a_script_that_begins_from_the_start_each_time_stays_paused_as_well(jobs: Callable[..., Job]) -> None:
+    job = jobs(plan={"resume": {"mode": "never"}})
+    (process,) = job.start()
+    job.until_paused()
+    job.end(process, signal.SIGKILL)
+    (process,) = job.start()
+    job.until_paused(2)
+    assert len(job.steps()) == 25
+    job.decide("stop")
+    assert job.wait(process) == 93, job.story()
+
+
+def test_a_disk_that_is_full_when_the_run_pauses_does_not_keep_people_out(jobs: Callable[..., Job]) -> None:
+    job = jobs(factor="0")
+    full = job.folder / "full"
+    full.touch()
+    job.script.write_text(job.script.read_text().replace("run = midwatch.attach", f"{FULL_DISK}\nrun = midwatch.attach"))
+    (process,) = job.start()
+    job.until("pause", lambda: (job.run_dir / "ledger").is_dir() and job.events("breaker.paused"))
+    assert Desk(job.run_dir).memory() == {}
+    full.unlink()
+    job.until_paused()
+    job.decide("go-on")
+    assert job.wait(process) == 0, job.story()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +34,23 @@ def test_a_holder_that_hangs_is_not_waited_for_without_end(tmp_path: Path) -> No
         with pytest.raises(StorageError, match="ST103"), locked(path, wait_s=0.1):
             pytest.fail("two holders")
         assert time.monotonic() - began < 5.0
+
+
+def test_a_process_forked_meanwhile_does_not_keep_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    gate, opened = os.pipe()
+    with locked(path):
+        if (child := os.fork()) == 0:
+            os.close(opened)
+            os.read(gate, 1)  # as the worker of a data loader lives on
+            os._exit(0)
+    try:
+        with locked(path, wait_s=0.0):
+            pass
+    finally:
+        os.close(opened)
+        os.close(gate)
+        os.waitpid(child, 0)
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What happened, with which code and settings: ledger, metrics journal, provenance."""
 
 from midwatch.audit.desk import Desk, InForce, Lowered
+from midwatch.audit.following import new_lines, skip_history
 from midwatch.audit.journal import Journal, read_journal
 from midwatch.audit.journals import journal_name
 from midwatch.audit.ledger import Ledger, Seal, seal_of
@@ -58,6 +59,7 @@ __all__ = [
     "library_versions",
     "look_at_git",
     "merged",
+    "new_lines",
     "project_files",
     "read_journal",
     "read_ledger",
@@ -67,6 +69,7 @@ __all__ = [
     "recorded_attempts",
     "seal_of",
     "shown_texts",
+    "skip_history",
     "verify_ledger",
     "verify_run",
     "write_record",

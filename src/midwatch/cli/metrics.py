@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from midwatch.cli._metrics_export import export
 from midwatch.cli._metrics_import import import_command
 from midwatch.cli._metrics_push import push
 from midwatch.cli._metrics_serve import serve
@@ -14,9 +15,9 @@ from midwatch.cli._metrics_show import reindex, show
 def command() -> None:
     """Look at a run's metrics, bring in what other frameworks wrote, send them on. Needs no PyTorch.
 
-    Only import and push change anything; both have --dry-run.
+    Only import, push and export change anything; all have --dry-run.
     """
 
 
-for _verb in (show, import_command, reindex, push, serve):
+for _verb in (show, import_command, reindex, push, export, serve):
     command.add_command(_verb)

@@ -28,7 +28,7 @@ from midwatch.storage.hashing import (
     secure_kind,
     sha256_hex,
 )
-from midwatch.storage.locked import locked
+from midwatch.storage.locked import locked, locked_if_possible
 from midwatch.storage.pace import Pace
 from midwatch.storage.reading import open_regular, read_chunks, read_regular, read_uncached
 from midwatch.storage.space import NEED_INODES, RESERVE_BYTES, Space, as_storage_error, check_space, free_space
@@ -53,6 +53,7 @@ __all__ = [
     "is_secure",
     "late_commits",
     "locked",
+    "locked_if_possible",
     "new_digest",
     "newest_attempt",
     "open_regular",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from midwatch.storage import ops
 LOCK_WAIT_S: Final = 5.0
 """Holders read and write a few kilobytes; on shared storage that takes longer than this only if it hangs."""
 _PAUSE_S: Final = 0.01
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
@@ -56,3 +58,15 @@ def _take(fd: int, path: Path, wait_s: float) -> None:
             raise StorageError("ST103", f"cannot lock {path}: {error.strerror}", path=str(path)) from error
         else:
             return
+
+
+@contextmanager
+def locked_if_possible(path: Path, wait_s: float = LOCK_WAIT_S) -> Generator[None]:
+    """As ``locked``; on a mount without locks there is none. Only where two at once do work twice and lose nothing."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(path, wait_s))
+        except StorageError as error:
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in _NO_LOCKS:
+                raise
+        yield

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from midwatch.audit.alerts.alert import Alert
 from midwatch.audit.alerts.delivery import Delivery
-from midwatch.audit.alerts.reading import new_lines, skip_history
 from midwatch.audit.alerts.rules import Rules, Run
 from midwatch.audit.alerts.state import BusyError, State, Store
 from midwatch.audit.alerts.targets import targets_of
+from midwatch.audit.following import new_lines, skip_history
 from midwatch.audit.runfile import read_run
 from midwatch.config import AlertsConfig
 from midwatch.core import SYSTEM_CLOCK, Clock, ConfigError, StorageError, printable
@@ -163,8 +163,7 @@ class Bell:
             ident, sentence, error, where = self._direct.get()
             if "ended" in self._config.on:
                 alerts.append(rules.ended(ident, sentence, error, now_ns, **where))
-        self._delivery.take(state, alerts)
-        return is_first or bool(alerts) or before != state.places
+        return self._delivery.take(state, alerts) or is_first or before != state.places
 
     def _run(self) -> Run:
         if not self._id and (info := read_run(self._run_dir)) is not None:

@@ -44,12 +44,15 @@ class Delivery:
         self._say = say
         self._lines = {target.name: _Line() for target in targets}
 
-    def take(self, state: State, alerts: Iterable[Alert]) -> None:
-        """Let new alerts wait for everybody they are for."""
+    def take(self, state: State, alerts: Iterable[Alert]) -> bool:
+        """Let new alerts wait for everybody they are for; whether anything changed."""
+        is_changed = False
         for alert in alerts:
             left = [target.name for target in self._targets if target.is_stateful or not alert.is_quiet]
             if left:
                 state.waiting.append(Waiting(alert=alert, left=left))
+                is_changed = True
+        return self._tidy(state) or is_changed
 
     def deliver(self, state: State, save: Callable[[], None], *, is_ending: bool = False) -> None:
         """Tell whom it is time to tell.
@@ -58,7 +61,6 @@ class Delivery:
             save: Called after each delivery.
             is_ending: There is no later: nobody is waited for, and what waits goes out.
         """
-        self._tidy(state)
         for target in self._targets:
             line = self._lines[target.name]
             if self._clock.monotonic_ns() < line.not_before_ns and not is_ending:
@@ -111,8 +113,9 @@ class Delivery:
         # A clock that was set back must not silence us.
         return not 0 <= since_ns < self._gap_ns or any(one.alert.severity == "critical" for one in batch)
 
-    def _tidy(self, state: State) -> None:
-        """Drop what nobody can be told any more."""
+    def _tidy(self, state: State) -> bool:
+        """Drop what nobody can be told any more; whether there was any."""
+        before = len(state.waiting)
         names = set(self._lines)
         oldest_ns = self._clock.wall_ns() - int(_OLDEST_S * 1e9)
         kept: list[Waiting] = []
@@ -126,6 +129,7 @@ class Delivery:
         excess = max(0, len(kept) - MOST_WAITING)
         state.dropped += excess
         state.waiting = kept[excess:]
+        return len(state.waiting) != before
 
     def _pause(self, line: _Line, wish_s: float) -> None:
         line.failures = min(line.failures + 1, 10)

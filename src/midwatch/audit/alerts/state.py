@@ -6,10 +6,9 @@ after it went out. If we die in between, that one message comes twice: its id is
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -18,11 +17,10 @@ import msgspec
 from midwatch.audit.alerts.alert import Alert
 from midwatch.audit.alerts.rules import Memory
 from midwatch.core import StorageError
-from midwatch.storage import locked, ops, read_json, write_json_atomic
+from midwatch.storage import locked_if_possible, ops, read_json, write_json_atomic
 
 _log = logging.getLogger(__name__)
 
-_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _MOST_SENT: Final = 50
 
 
@@ -85,21 +83,14 @@ class Store:
         Raises:
             BusyError: Another process is at it. StorageError, OSError: The storage refuses.
         """
-        try:
-            lock = locked(self.path, wait_s=0.0)
-            lock.__enter__()
-        except StorageError as error:
-            cause = error.__cause__
-            if not isinstance(cause, OSError):
-                raise BusyError from error
-            if cause.errno not in _NO_LOCKS:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked_if_possible(self.path, wait_s=0.0))
+            except StorageError as error:
+                if error.code == "ST103" and error.__cause__ is None:
+                    raise BusyError from error
                 raise
-            yield self._current()  # a mount without locks: one supervisor a run is all there is
-            return
-        try:
             yield self._current()
-        finally:
-            lock.__exit__(None, None, None)
 
     def save(self) -> None:
         """Durable when it returns.

@@ -1,5 +1,8 @@
 """Metrics out: a page for Prometheus, remote write, OTLP, TensorBoard; one protocol for further bridges."""
 
+from midwatch.audit.exporters.bridges import Row, Tracker, TrackerRun
+from midwatch.audit.exporters.bridges_export import ExportReport, TrackerExport
+from midwatch.audit.exporters.bridges_targets import TrackerKind, tracker_of
 from midwatch.audit.exporters.http_push import RemoteWriteSink
 from midwatch.audit.exporters.page_server import Listen, PageServer, joined
 from midwatch.audit.exporters.push_trouble import PushTrouble
@@ -12,6 +15,7 @@ from midwatch.audit.exporters.text import CONTENT_TYPE, Family, Sample, render, 
 
 __all__ = [
     "CONTENT_TYPE",
+    "ExportReport",
     "Family",
     "LedgerCounts",
     "Listen",
@@ -21,15 +25,21 @@ __all__ = [
     "PushTrouble",
     "Pusher",
     "RemoteWriteSink",
+    "Row",
     "Sample",
     "Sink",
     "SinkAwayError",
     "SinkError",
     "SinkRefusedError",
     "TensorBoardSink",
+    "Tracker",
+    "TrackerExport",
+    "TrackerKind",
+    "TrackerRun",
     "breaker_families",
     "joined",
     "render",
     "sink_of",
+    "tracker_of",
     "training_families",
 ]

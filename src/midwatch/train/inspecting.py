@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+import torch
 from torch import nn
 
 from midwatch.checkpoint import ControlGroup, Holding, holdings
@@ -42,6 +43,7 @@ class Inspector:
         self._of_gradients = Quietly("gradients", recorder, is_off=not config.gradients)
         self._of_updates = Quietly("updates", recorder, is_off=not config.updates)
         self._of_replicas = Quietly("replicas", recorder, is_off=not config.replicas)
+        self._of_mesh = Quietly("replicas", recorder)
         self._gradients = Gradients(self._of_gradients)
         self._updates = Updates(self._of_updates, config.every, group.world_size)
         self._replicas: Replicas | None = None
@@ -56,8 +58,8 @@ class Inspector:
         if self._replicas is not None:
             return
         modules = list(_modules(tracked))
-        held = self._of_replicas.do(holdings, modules, self._group.rank, self._group.world_size)
-        if held is None:  # not looked at, or not understood; the other looks need no more than names
+        held = self._of_mesh.do(holdings, modules, self._group.rank, self._group.world_size)
+        if held is None:  # not understood; the other looks need no more than names
             alone = (self._group.rank,)
             held = [Holding(name, p, alone, False) for _, module in modules for name, p in module.named_parameters()]
         replicas = self._of_replicas.do(Replicas, self._group, held)
@@ -96,12 +98,17 @@ class Inspector:
     def measured(self, step: int) -> dict[str, Any]:
         """The step is done: numbers on the device, by the names of ``INSPECTED``."""
         self._updates.close()
-        verdict = self._of_gradients.do(self._gradients.take)
         found: dict[str, Any] = dict(self._of_updates.do(self._updates.take, step) or {})
-        # A step that was left out, by a loss scale or by the script itself, did no harm.
-        if verdict is not None and self._updates.is_stepped:
-            found[GRADIENT] = verdict
-        return found
+        verdict = self._of_gradients.do(self._verdict)
+        return found if verdict is None else {**found, GRADIENT: verdict}
+
+    def _verdict(self) -> torch.Tensor | None:
+        """On this step's gradients. A step that was left out, by a loss scale or by the script itself, did no harm."""
+        verdict = self._gradients.take()
+        if verdict is None or not self._updates.is_stepped:
+            return None
+        left_out = self._updates.left_out()
+        return verdict if left_out is None else torch.where(left_out.to(verdict.device), 1.0, verdict)
 
     def completed(self, step: int, sample: Sample, found: Mapping[str, float], by_rank: Mapping[str, Any]) -> Sample:
         """A sample of all ranks' numbers, with the ranks and the tensor where a gradient was not finite.

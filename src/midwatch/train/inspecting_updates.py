@@ -76,8 +76,8 @@ class Updates:
         self._step: int | None = None
         self._told_at: int | None = None
         self._counted_at: int | None = None
-        self.is_stepped = False
-        """An optimizer with parameters of the model made its step since ``open``."""
+        self._overflows: list[torch.Tensor | None] = []
+        """What a loss scale told each step of an optimizer since ``open``, on the device; None where there is none."""
 
     def attach(self, shares: Mapping[int, float]) -> None:
         """Watch whatever steps these parameters.
@@ -99,11 +99,23 @@ class Updates:
     def open(self, step: int) -> None:
         """A step begins."""
         self._step = step
-        self.is_stepped = False
+        self._overflows.clear()
 
     def close(self) -> None:
         """It ends."""
         self._step = None
+
+    @property
+    def is_stepped(self) -> bool:
+        """An optimizer with parameters of the model was stepped since ``open``."""
+        return bool(self._overflows)
+
+    def left_out(self) -> torch.Tensor | None:
+        """Whether fused optimizers left out all of these steps, as they do on the device; None where they cannot."""
+        told = [overflow for overflow in self._overflows if overflow is not None]
+        if not told or len(told) < len(self._overflows):
+            return None
+        return torch.stack([overflow.to(told[0].device).reshape(()) for overflow in told]).amin() > 0
 
     def take(self, step: int) -> Sums:
         """What optimizers did since the last time there was something; empty until every one that is in use has been
@@ -129,7 +141,8 @@ class Updates:
 
     def _after(self, optimizer: Any) -> None:
         if self._step is not None and self._is_ours(optimizer):
-            self.is_stepped = True
+            overflow: Any = getattr(optimizer, "found_inf", None)
+            self._overflows.append(overflow if isinstance(overflow, torch.Tensor) else None)
             self._shield.do(self._look_after, optimizer)
 
     @torch.no_grad()

@@ -20,13 +20,15 @@ from midwatch.train.agreement import MOST_NAMED, SPREAD, SUMMED, Agreed
 from midwatch.train.gauges import Gauges
 from midwatch.train.inspecting_numbers import MADE
 from midwatch.train.metrics import MetricLog
-from midwatch.train.readings import MEANT, OnTheWay
+from midwatch.train.readings import OnTheWay
 from midwatch.train.resources import Resources
 from midwatch.train.session import Session
 from midwatch.train.steptime import StepTime
 from midwatch.train.voice import Voice
 from midwatch.train.waits import DdpTimer, Waits
 
+_OF_RANKS: Final = ("loss", "grad_norm")
+"""Of the script's numbers those that are told as a mean, with the highest and whose it is."""
 _COUNTED: Final = {"tokens": "tokens_per_s", "samples": "samples_per_s"}
 """What a script says a step has read on its rank, and the rate that is made of it."""
 
@@ -143,7 +145,7 @@ class Recording:
         if numbers.get("skipped"):
             self._skipped += 1
             self._metrics.note(step, {"skipped": 1})
-        own = {f"rank_{name}": numbers[name] for name in MEANT if name in numbers}
+        own = {f"rank_{name}": numbers[name] for name in _OF_RANKS if name in numbers}
         if own and self._who.world_size > 1:
             self._voice.remember(step, own)
 
@@ -155,11 +157,11 @@ class Recording:
             return
         found, highest = agreed.found, agreed.highest
         if self._who.world_size > 1:
-            apart = {name: found[name] for name in MEANT if name in highest}
+            apart = {name: found[name] for name in _OF_RANKS if name in highest}
             self._metrics.note(agreed.step, apart, is_better=True)
             # One that another rank logged for all of them.
-            self._metrics.note(agreed.step, {name: found[name] for name in MEANT if name in found})
-            for name in (*MEANT, *SPREAD):
+            self._metrics.note(agreed.step, {name: found[name] for name in _OF_RANKS if name in found})
+            for name in (*_OF_RANKS, *SPREAD):
                 if (top := highest.get(name)) is not None:
                     self._metrics.note(agreed.step, {f"{name}_max": top.value, f"{name}_max_rank": top.rank})
         self._metrics.note(agreed.step, {name: found[name] for name in (*SUMMED, *MADE) if name in found})

@@ -20,7 +20,7 @@ from midwatch.train.readings import LOGGED, MEANT, Unwatched, Watch
 SUMMED: Final = ("tokens_per_s", "samples_per_s")
 SPREAD: Final = ("own_s", "data_wait_s", "memory_rss_bytes", "cuda_peak_bytes")
 """Measured by midwatch on each rank, for its records alone: the highest counts, and whose it is."""
-NAMES: Final = (*LOGGED, *SUMMED, *SPREAD, *INSPECTED, "position", "now_us", "place")
+NAMES: Final = (*LOGGED, *SUMMED, *SPREAD, *INSPECTED, "first_position", "position", "now_us", "place")
 RANKS_AT_ONCE: Final = 64
 """Up to so many ranks the numbers of each are exchanged at every step. Beyond, a sum over all and a maximum are begun
 at one step and looked at one step later: a ring through thousands of ranks takes longer than anybody would wait."""
@@ -28,6 +28,8 @@ MOST_NAMED: Final = 8
 """Ranks whose own numbers are told: where more are odd, it is none of them in particular."""
 ALIKE: Final = 1e-6
 """Relative. A mean over thousands of equal numbers is not quite that number, and nor is the highest as it was sent."""
+PLACES: Final = 1024
+"""Places of the loop are told apart up to this distance, so that the sum of a million squares is an exact number."""
 _APART: Final = (*MEANT, GRADIENT)
 _COMPARED: Final = (*_APART, *SPREAD)
 _JOINED: Final = frozenset((*MEANT, *SUMMED, *SPREAD, *INSPECTED))
@@ -52,6 +54,7 @@ class Agreed:
         self.step = step
         self.now_ns = int(found.get("now_us", 0.0)) * 1000
         self.position = int(found["position"]) if "position" in found else None
+        self.first_position = int(found["first_position"]) if "first_position" in found else None
         self.found = found
         self.by_rank = by_rank
         self.highest = highest
@@ -104,7 +107,7 @@ class Exchange:
 
         Raises:
             GuardError: GD103 on every rank: some judge before the optimizer's step and others do not. With very many
-                ranks this is not seen.
+                ranks it comes one step later, and does not say which.
 
         Blocking: until all ranks are there, which after a step of synchronous training they are.
         """
@@ -168,16 +171,29 @@ def _refuse_apart(places: list[float]) -> None:
         raise GuardError("GD103", f"ranks {odd[:8]} are at another place of the loop than the others", ranks=odd)
 
 
+def _refuse_spread(total: float, ranks: float, squares: float) -> None:
+    """Only where all are alike is the square of the sum as many times the sum of the squares as there are ranks."""
+    if int(total) ** 2 != int(ranks) * int(squares):
+        raise GuardError("GD103", "some ranks are at another place of the loop than the others")
+
+
 def _mean(values: list[float]) -> float:
     # All alike: exactly that number, whatever their count.
     return values[0] if len(set(values)) == 1 else sum(values) / len(values)
 
 
 def _summands(numbers: Mapping[str, float], rank: int) -> torch.Tensor:
-    """Per name: value, whether there is one, whether it is not finite, and then which rank (from 1)."""
+    """Per name: value, whether there is one, whether it is not finite, and then which rank (from 1).
+
+    Of the place: value, one, its square.
+    """
     rows: list[list[float]] = []
     for name in NAMES:
         value = numbers.get(name)
+        if name == "place":
+            within = (value or 0.0) % PLACES
+            rows.append([within, 1.0, within * within, 0.0])
+            continue
         is_mine = value is not None and (name in _JOINED or rank == 0)
         if value is None or not is_mine:
             rows.append([0.0, 0.0, 0.0, 0.0])
@@ -192,7 +208,9 @@ def _from_sums(step: int, rows: list[list[float]], most: Mapping[str, Highest | 
     found: dict[str, float] = {}
     by_rank: dict[str, dict[int, float]] = {}
     highest: dict[str, Highest] = {}
-    for name, (total, count, broken, who) in zip(NAMES, rows, strict=True):
+    place, ranks, squares, _ = rows[-1]
+    _refuse_spread(place, ranks, squares)
+    for name, (total, count, broken, who) in zip(NAMES[:-1], rows[:-1], strict=True):
         if not count:
             continue
         found[name] = math.nan if broken else total if name in SUMMED else total / count
@@ -211,5 +229,6 @@ def _from_sums(step: int, rows: list[list[float]], most: Mapping[str, Highest | 
                 by_rank[name] = {int(who) - 1 if broken == 1 else top.rank: math.nan}
         elif not math.isclose(top.value, found[name], rel_tol=ALIKE):
             highest[name] = top
+    found["place"] = place / ranks
     return Agreed(step, found, by_rank, highest)
 

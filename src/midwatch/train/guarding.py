@@ -24,7 +24,9 @@ from midwatch.train.readings import OnTheWay, Readings, Watch
 
 _log = logging.getLogger(__name__)
 
-_Due = tuple[int, OnTheWay, int | None]
+_Batches = tuple[int, int] | None
+"""The first and the last batch of a step."""
+_Due = tuple[int, OnTheWay, _Batches]
 
 
 class Guarding:
@@ -40,8 +42,9 @@ class Guarding:
         self._acting = Acting(config, around)
         self._readings = Readings(watch)
         self._exchange = Exchange(around.group, watch)
-        self._position: int | None = None
-        self._agreed_position: int | None = None
+        self._batches: _Batches = None
+        self._place: dict[str, int | None] = {}
+        """In the data, of the step that was judged last."""
         self._is_lagging = False
         self._is_prepared = False
         self._later: _Due | None = None
@@ -58,7 +61,7 @@ class Guarding:
 
     def at(self, position: int) -> None:
         """The batch that is trained on now, counted from 0 in the data."""
-        self._position = position
+        self._batches = (position if self._batches is None else self._batches[0], position)
 
     def skips(self, position: int) -> bool:
         """Whether this batch was taken out of the training."""
@@ -125,7 +128,8 @@ class Guarding:
         """
         self._compare()
         self._readings.put(self._inspector.measured(step))
-        due: _Due | None = (step, self._readings.take(step), self._position)
+        due: _Due | None = (step, self._readings.take(step), self._batches)
+        self._batches = None
         if self._is_lagging or self._exchange.is_late:
             self._acting.unjudged(step)
         if self._is_lagging:
@@ -134,8 +138,8 @@ class Guarding:
             self._agree(*due)
         self._mind_rates(step)
 
-    def _agree(self, step: int, mine: OnTheWay, position: int | None) -> None:
-        agreed = self._exchange.agree(step, _with(mine.numbers(), position), self._now_us())
+    def _agree(self, step: int, mine: OnTheWay, batches: _Batches) -> None:
+        agreed = self._exchange.agree(step, _with(mine.numbers(), batches), self._now_us())
         if agreed is not None:
             self._judge(agreed)
 
@@ -145,7 +149,7 @@ class Guarding:
         self._readings.add(values)
         numbers = self._readings.take().numbers()
         numbers |= self._inspector.early(numbers)
-        agreed = self._exchange.agree(step, _with(numbers, self._position), self._now_us(), is_early=True)
+        agreed = self._exchange.agree(step, _with(numbers, self._batches), self._now_us(), is_early=True)
         if agreed is None:
             agreed = self._exchange.finish()
         assert agreed is not None, "begun just now, so it comes out here"
@@ -191,7 +195,7 @@ class Guarding:
         judgement = self._guards.observe(sample)
         self._tell(judgement, agreed)
         self._mind_skipping(agreed)
-        self._agreed_position = agreed.position
+        self._place = {"position": agreed.position, "first_position": agreed.first_position}
         self._feed(judgement, agreed.now_ns)
         return judgement
 
@@ -205,7 +209,7 @@ class Guarding:
 
     def _feed(self, judgement: Judgement, now_ns: int) -> None:
         cause = f"guard-{judgement.step}"
-        self._acting.feed(judged(judgement, now_ns, cause=cause, position=self._agreed_position))
+        self._acting.feed(judged(judgement, now_ns, cause=cause, **self._place))
 
     def _tell(self, judgement: Judgement, agreed: Agreed | None) -> None:
         for finding in judgement.findings:
@@ -235,5 +239,7 @@ class Guarding:
             self._around.record("guard.rates_not_lowered", step, factor=factor)
 
 
-def _with(numbers: dict[str, float], position: int | None) -> dict[str, float]:
-    return numbers if position is None else {**numbers, "position": float(position)}
+def _with(numbers: dict[str, float], batches: _Batches) -> dict[str, float]:
+    if batches is None:
+        return numbers
+    return {**numbers, "first_position": float(batches[0]), "position": float(batches[1])}

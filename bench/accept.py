@@ -19,6 +19,7 @@ CHECKS: list[tuple[str, list[str]]] = [
     ("a million points indexed in 30 s, 20,000 steps plotted in 20 ms", ["audit_index.py"]),
     ("run.log and all guards cost at most 200 us a step (median)", ["guards.py", "cost"]),
     ("and so in a real loop, the ranks' agreement included", ["log_cost.py"]),
+    ("reading gradients, updates and replicas from the model costs at most 1 % of a step", ["inspect_cost.py"]),
     ("culprits, restart times and hang bars beside torchrun", ["faults.py", "compare", "--rounds", "3"]),
     ("a certain exit: peers stopped, training again beside torchrun", ["faults.py", "speed", "--rounds", "3"]),
     ("200 of 200 restarts train again", ["faults.py", "restarts", "--count", "200"]),

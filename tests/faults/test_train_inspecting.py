@@ -118,7 +118,7 @@ class Loop:
         self.step = 0
 
     def run(self, train: Callable[[int], Any]) -> list[Any]:
-        """What the guards find in this step (kind, tier, ranks, text), the update ratio, and if nothing was compared."""
+        """What the guards find in this step (kind, tier, ranks, text), the update ratio, if nothing was compared."""
         step, self.step = self.step, self.step + 1
         self.inspector.begin(step)
         train(step)

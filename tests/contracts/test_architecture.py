@@ -74,6 +74,7 @@ BROAD = {
     "supervise/coordinator.py": "a bug of the decision core: what replays it is kept, and the process ends",
     "checkpoint/pipeline.py": "the background writer",
     "supervise/parked.py": "the imports and the script of others, as an interpreter would",
+    "train/inspecting_quietly.py": "a look at a model, whatever its tensors can do",
     "probes/runner.py": "the probe runner",
 }
 

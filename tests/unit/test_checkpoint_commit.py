@@ -172,6 +172,22 @@ def test_the_oldest_verified_goes_when_a_newer_one_is_verified(run: SmallRun) ->
     assert set(run.states()) == {"step-00000020-a0001", "step-00000030-a0001"}
 
 
+def test_the_last_one_from_before_numbers_went_astray_stays_while_they_are_in_doubt(run: SmallRun) -> None:
+    run.keep_last = 1
+    run.save(10)
+    run.save(20)
+    job_of = run.job
+    run.job = lambda step, rank, *, serial=0: msgspec.structs.replace(  # type: ignore[method-assign]
+        job_of(step, rank, serial=serial), doubtful_from=25
+    )
+    run.save(30)
+    run.save(40)
+    assert set(run.states()) == {"step-00000020-a0001", "step-00000040-a0001"}
+    run.job = job_of  # type: ignore[method-assign]
+    run.save(50)
+    assert set(run.states()) == {"step-00000050-a0001"}
+
+
 def test_foreign_and_protected_folders_stay(run: SmallRun) -> None:
     run.keep_last = 1
     run.save(10)

@@ -72,6 +72,7 @@ class Checkpointer:
         self._saver = Saver(run_dir, config, identity, self._tracked, self._recorder)
         if pulse is not None:
             self._saver.outcomes.on_safe = pulse.checkpoint_verified
+            self._saver.waiting = lambda: pulse.phase("checkpoint_save")
         self._group: ControlGroup | None = None
         self._is_structure_agreed = False
         self._chooser: Chooser | None = None

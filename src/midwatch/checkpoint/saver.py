@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,8 +57,10 @@ class Saver:
         self.root = expand_path("checkpoint.dir", config.dir) if config.dir else run_dir / "checkpoints"
         self.local_root = expand_path("checkpoint.local_dir", config.local_dir) if config.local_dir else None
         self.resumed_from = ""
-        self.doubtful_from: int | None = None
         """Name of the checkpoint this attempt resumed from; retention leaves it alone."""
+        self.doubtful_from: int | None = None
+        self.waiting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        """Told when an optimizer step of the training thread waits for a copy under way."""
         self.board_address = ""
         """``host:port`` of the receipt store that all ranks reach; empty: they meet by files."""
         self.provenance: Provenance | None = None
@@ -174,8 +178,10 @@ class Saver:
         # In a forked child (a loader's worker) there is no copying thread to wait for, and the writer is not its own.
         if pending is None or os.getpid() != self._pid:
             return
-        pending.flight.hold()
-        if pending.flight.error is None and pending.flight.is_done and threading.get_ident() == self._thread:
+        is_training = threading.get_ident() == self._thread
+        with self.waiting() if is_training else contextlib.nullcontext():
+            pending.flight.hold()
+        if pending.flight.error is None and pending.flight.is_done and is_training:
             self._submit(pending)
 
     def _submit(self, pending: _Pending) -> None:

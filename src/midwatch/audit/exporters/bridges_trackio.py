@@ -5,8 +5,12 @@ The library keeps it below ``TRACKIO_DIR`` (by default ``~/.cache/huggingface/tr
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from midwatch.audit.exporters.bridges import Row, TrackerRun
 from midwatch.audit.exporters.sink import SinkAwayError
@@ -47,7 +51,7 @@ class TrackioTracker:
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise SinkAwayError(f"trackio: {printable(error)}") from error
-        return None
+        return self._newest(run.key)
 
     def write(self, rows: Sequence[Row]) -> None:
         """See ``Tracker``."""
@@ -62,3 +66,19 @@ class TrackioTracker:
                 run.finish()
             except (OSError, RuntimeError) as error:
                 raise SinkAwayError(f"trackio: {printable(error)}") from error
+
+    def _newest(self, key: str) -> int | None:
+        """From the library's own file, in the form that its documentation gives ("Storage schema"); None for a Space."""
+        storage = getattr(self._trackio, "SQLiteStorage", None)
+        is_elsewhere = self._space or getattr(self._run, "_storage_mode", "") == "jsonl"
+        if is_elsewhere or storage is None:
+            return None
+        path = Path(storage.get_project_db_path(self._project))
+        if not path.exists():
+            return -1
+        try:
+            with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
+                row = db.execute("SELECT MAX(step) FROM metrics WHERE run_name = ?", (key,)).fetchone()
+        except sqlite3.Error:
+            return None
+        return -1 if row[0] is None else int(row[0])

@@ -16,6 +16,7 @@ from alert_receivers import Hook, MailServer, Story, alerts
 from midwatch.audit.alerts import Alert, Bell, Message, TargetAwayError, read_state, targets_of
 from midwatch.audit.alerts.delivery import MOST_WAITING
 from midwatch.core import ConfigError
+from midwatch.storage import ops
 from midwatch.testing import FakeClock
 
 RANK = "a0001-r00000"
@@ -549,3 +550,21 @@ def test_a_library_that_is_not_there_is_named(tmp_path: Path) -> None:
     (target,) = targets_of(alerts(tmp_path, to={"apprise": "mailto://x"}))
     with pytest.raises(ConfigError, match="CF107"):
         target.check()
+
+
+def test_a_disk_that_takes_nothing_more_is_told_of(
+    story: Story, hook: Hook, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bell = bell_of(story, hook, clock, min_gap_s=0)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ops, "write_file", full)
+    story.pause()
+    bell.turn()
+    story.fault("i1")
+    bell.turn()
+    bell.turn()
+    assert titles(hook) == ["the circuit breaker opened", "a fault of grade G2"]
+    assert caplog.text.count("No space left") == 1

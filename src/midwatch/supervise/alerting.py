@@ -62,7 +62,7 @@ class Alerts:
         bell, self._bell = self._bell, None
         if bell is None:
             return
-        if result is not None and result.error and not is_settled:
+        if result is not None and result.error not in ("", "SV109") and not is_settled:
             bell.ended(f"launcher:{self._plan.tag}", result.sentence, result.error, node=self._plan.node)
         if not await asyncio.to_thread(bell.stop, _LAST_WORD_S):
             self._say("[AL101] not everybody was told how the run ended; the next run in this folder does it", "warning")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,9 @@ _log = logging.getLogger(__name__)
 
 LOOK_S: Final = 2.0
 """Between two looks at the ledgers: people need longer to find their glasses, and a shared file system has its peace."""
+
+_LAST_TRIES_S: Final = (0.0, 1.0, 4.0)
+"""Before each of the last attempts to tell: a network that blinks should not swallow the end of a run."""
 
 Ending = tuple[str, str, str, dict[str, Any]]
 """An end of which no line tells: its id, the sentence, the code, and where."""
@@ -107,17 +111,13 @@ class Bell:
             return  # nothing yet; or a mount is missing, and nothing must be made below it
         try:
             with self._store.opened() as state:
-                if self._read(state):
-                    self._store.save()
-                self._delivery.deliver(state, self._store.save, is_ending=is_ending)
-            self._is_ill = False
+                self._work(state, is_ending=is_ending)
         except BusyError:
             pass
         except (StorageError, OSError) as error:
-            if not self._is_ill:
-                self._is_ill = True
-                reason = error.message if isinstance(error, StorageError) else error
-                _log.warning("[AL101] alerts wait: %s", reason)
+            self._complain(error)
+            # A disk that is full or read-only is what people must hear of: then as well as this process knows.
+            self._work(self._store.state, is_ending=is_ending)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -141,8 +141,36 @@ class Bell:
     def _watch(self) -> None:
         while not self._is_ending.wait(LOOK_S):
             self.turn()
-        if not self._is_left:
+        for pause_s in _LAST_TRIES_S if not self._is_left else ():
+            time.sleep(pause_s)
             self.turn(is_ending=True)
+            if not self._store.state.waiting:
+                return
+
+    def _work(self, state: State, *, is_ending: bool) -> None:
+        try:
+            is_changed = self._read(state)
+        except (StorageError, OSError) as error:
+            self._complain(error)
+            is_changed = False
+        if is_changed:
+            self._save()
+        self._delivery.deliver(state, self._save, is_ending=is_ending)
+
+    def _save(self) -> None:
+        """What cannot be written down is known to this process at least."""
+        try:
+            self._store.save()
+            self._is_ill = False
+        except OSError as error:
+            self._complain(error)
+
+    def _complain(self, error: StorageError | OSError) -> None:
+        """Once, until the run folder is well again."""
+        if not self._is_ill:
+            self._is_ill = True
+            reason = error.message if isinstance(error, StorageError) else error
+            _log.warning("[AL101] what people are told cannot be noted, and may be told again: %s", reason)
 
     def _read(self, state: State, *, is_first: bool = False) -> bool:
         """Take in what is new; whether anything changed."""

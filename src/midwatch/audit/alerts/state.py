@@ -92,6 +92,11 @@ class Store:
                 raise
             yield self._current()
 
+    @property
+    def state(self) -> State:
+        """As this process knows it."""
+        return self._state
+
     def save(self) -> None:
         """Durable when it returns.
 

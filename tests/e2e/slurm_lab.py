@@ -113,6 +113,8 @@ class ClusterRun:
         self.lab = lab
         self.steps = steps
         self.nnodes = "2"
+        self.trainer: list[str] = []
+        """In place of the example's."""
         self.settings = ["checkpoint.interval=10", "run.log_every=1", "restart.backoff_s=[0]"]
         self.run_dir = lab.folder / f"run-{secrets.token_hex(3)}"
         self.result_file = self.run_dir.with_suffix(".json")
@@ -123,7 +125,7 @@ class ClusterRun:
         count = len(nodes.split(","))
         launcher = [MIDWATCH, "run", "--nnodes", self.nnodes, "--nproc-per-node", "1", "--run-dir", str(self.run_dir)]
         settings = [f"--set={setting}" for setting in self.settings]
-        trainer = [TRAINER, "--steps", str(self.steps), "--out", str(self.result_file)]
+        trainer = self.trainer or [TRAINER, "--steps", str(self.steps), "--out", str(self.result_file)]
         options = [f"-N{count}", "-w", nodes, "--ntasks-per-node=1", *srun_options]
         command = self.lab.command("srun", *options, *launcher, *settings, "--", *trainer)
         with self._log(len(self.sruns)).open("w") as output:

@@ -16,6 +16,28 @@ pytestmark = [
 ]
 
 END_S = 120.0
+SICK = """
+import os
+import torch
+import midwatch
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+run = midwatch.attach({"checkpoint": {"interval": 5}, "guards": {"breaker": {"rewind_steps": 8}}})
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(run.resume(), 40):
+    loss = model(torch.ones(2, 4)).square().mean() + 1.0
+    if rank == 1 and step >= 25 and os.environ["MIDWATCH_ATTEMPT"] == "1":
+        loss = loss * float("nan")
+    if run.guard(loss=loss).ok:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+torch.distributed.destroy_process_group()
+"""
+"""The second rank's machine computes wrongly from some step on; another one in its place does not."""
 
 
 def state(run: ClusterRun, node: str) -> str:
@@ -88,3 +110,26 @@ def test_what_an_operator_drained_stays_drained(run: ClusterRun) -> None:
     run.until("the refusal", lambda: run.events("node.drain_refused"))
     assert "Reason=RMA 4711" in state(run, spare)
     stop(run)
+
+
+def test_a_node_that_the_breaker_drops_is_drained_and_a_spare_goes_on_from_before_the_doubt(run: ClusterRun) -> None:
+    script = run.lab.folder / "sick.py"
+    script.write_text(SICK)
+    run.trainer, run.nnodes = [str(script)], "2:3"
+    run.settings = ["isolate.drain=do", "restart.backoff_s=[0]"]
+    srun = run.start("n1,n2,n3")
+    memory = run.run_dir / "guards" / "breaker.json"
+    run.until("the pause", lambda: memory.exists() and json.loads(memory.read_text())["state"] == "open", END_S)
+    before = run.events("attempt.launched")[-1]["data"]["placements"]
+    (sick,) = [node for node, ranks in before if ranks == [1]]
+    (sound,) = [node for node, ranks in before if ranks == [0]]
+    shown = run.lab.node("exec", sound, MIDWATCH, "breaker", "show", str(run.run_dir), "--json")
+    assert json.loads(shown)["nodes"] == [sick]
+    words = ["breaker", "drop-node", str(run.run_dir), "--node", sick, "--reason", "wrong sums"]
+    run.lab.node("exec", sound, MIDWATCH, *words)
+    run.until("the drain", lambda: is_drained(run, sick))
+    assert "wrong sums" in state(run, sick)
+    assert run.wait(srun, END_S) == 0, run.story()
+    after = [node for node, _ in run.events("attempt.launched")[-1]["data"]["placements"]]
+    assert sorted(after) == sorted({"n1", "n2", "n3"} - {sick})
+    assert [line.get("step") for line in run.events("resume.proven")] == [None, 15]

@@ -97,7 +97,7 @@ class Bell:
         self._is_ending.set()
         if self._thread is not None:
             self._thread.join(timeout_s)
-            return not self._thread.is_alive()
+            return not self._thread.is_alive() and not self._store.state.waiting
         return True
 
     def leave(self) -> None:

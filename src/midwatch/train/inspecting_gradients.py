@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from midwatch.checkpoint import Holding
-from midwatch.train.inspecting_quietly import Quietly
+from midwatch.train.inspecting_quietly import Quietly, is_recorded
 
 _MOST_WAITING: Final = 4096
 """Norms of one step; with more backward passes than that they are folded into one."""
@@ -93,11 +93,9 @@ class Gradients:
         self._handles.append(parameter.register_hook(functools.partial(self._came, name)))
 
     def _came(self, name: str, gradient: torch.Tensor) -> None:
-        # Traced into a graph it would look once and never again; there it is left out.
-        if self._step is not None and not torch.compiler.is_compiling():
+        if self._step is not None and not is_recorded():
             self._shield.do(self._look, name, gradient)
 
-    @torch.no_grad()
     def _look(self, name: str, gradient: torch.Tensor) -> None:
         self._seen.append((name, _norm(gradient)))
         if len(self._seen) > _MOST_WAITING:
@@ -115,7 +113,7 @@ class Gradients:
                     self._hook(known_as or name, whole)
 
         def before_forward(_module: nn.Module, _args: Any) -> None:
-            if not torch.compiler.is_compiling():
+            if not is_recorded():
                 self._shield.do(look)
 
         self._handles.append(module.register_forward_pre_hook(before_forward))
@@ -131,7 +129,8 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Para
 
 
 def _norm(gradient: torch.Tensor) -> torch.Tensor:
-    local = gradient.detach()
+    # With create_graph=True a gradient is part of another graph, which must not grow by this.
+    local = gradient.detach() if gradient.requires_grad else gradient
     local = local.to_local() if isinstance(local, DTensor) else local
     if local.is_sparse:
         local = local._values()  # public ``values`` wants them coalesced, which costs a sort

@@ -6,11 +6,19 @@ import logging
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+import torch
+
 from midwatch.core import GuardError, Recorder
 
 _log = logging.getLogger(__name__)
 _Given = ParamSpec("_Given")
 _Seen = TypeVar("_Seen")
+
+
+def is_recorded() -> bool:
+    """A graph is being made of what runs now: a look would be done once and never again, or not even that once."""
+    is_compiling = torch.compiler.is_compiling()
+    return is_compiling or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 class Quietly:

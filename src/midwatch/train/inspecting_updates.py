@@ -15,7 +15,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from midwatch.train.inspecting_quietly import Quietly
+from midwatch.train.inspecting_quietly import Quietly, is_recorded
 from midwatch.train.inspecting_sample import Batch, batches_of
 
 UPDATE_EVERY: Final = 10
@@ -136,11 +136,11 @@ class Updates:
     # --- hooks ----------------------------------------------------------------------------------------------------
 
     def _before(self, optimizer: Any) -> None:
-        if self._step is not None and self._is_ours(optimizer):
+        if self._step is not None and not is_recorded() and self._is_ours(optimizer):
             self._shield.do(self._look_before, optimizer)
 
     def _after(self, optimizer: Any) -> None:
-        if self._step is not None and self._is_ours(optimizer):
+        if self._step is not None and not is_recorded() and self._is_ours(optimizer):
             overflow: Any = getattr(optimizer, "found_inf", None)
             self._overflows.append(overflow if isinstance(overflow, torch.Tensor) else None)
             self._shield.do(self._look_after, optimizer)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What it costs to read gradients, updates and replicas from a model, as a share of its training step; one CPU rank.
+"""What it costs to read gradients, updates and replicas from a model, as a share of its training step; one rank.
 
-    python bench/inspect_cost.py [--steps 120] [--batch 8] [--parameters 100000000]
+    python bench/inspect_cost.py [--steps 120] [--batch 8] [--parameters 100000000] [--device cpu]
 
 A small transformer is trained. Steps with looks and without take turns, and the median of the differences between
 neighbours counts: what else the machine does hits both. Looks that are not taken at every step are spread over the
@@ -61,18 +61,23 @@ def paired(step: Callable[[bool], None], steps: int) -> tuple[float, float]:
     return statistics.median(plain[keep]), statistics.median(added[keep])
 
 
-def looks(batch: int, steps: int, config: InspectConfig, *, always: bool) -> tuple[float, float]:
+def settle(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def looks(device: str, batch: int, steps: int, config: InspectConfig, *, always: bool) -> tuple[float, float]:
     """One kind of look.
 
     Args:
         always: At every step, though it would be due less often.
     """
     torch.manual_seed(0)
-    model = Net()
+    model = Net().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     inspector = Inspector(config, ControlGroup(0, 1), NullRecorder())
     inspector.attach({"model": model, "optimizer": optimizer})
-    ids = torch.randint(VOCABULARY, (batch, LENGTH))
+    ids = torch.randint(VOCABULARY, (batch, LENGTH), device=device)
     number = 0
 
     def step(is_looking: bool) -> None:
@@ -85,14 +90,15 @@ def looks(batch: int, steps: int, config: InspectConfig, *, always: bool) -> tup
         optimizer.step()
         if is_looking:
             inspector.measured(number)
+        settle(device)
 
     found = paired(step, steps)
     inspector.detach()
     return found
 
 
-def checksum_s(parameters: int) -> float:
-    weights = [torch.randn(parameters // 64) for _ in range(64)]
+def checksum_s(device: str, parameters: int) -> float:
+    weights = [torch.randn(parameters // 64, device=device) for _ in range(64)]
     taken: list[float] = []
     for _ in range(5):
         began = time.perf_counter()
@@ -106,15 +112,16 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--parameters", type=int, default=100_000_000)
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     size = sum(parameter.numel() for parameter in Net().parameters())
     tensors = len(list(Net().parameters()))
     gradients = InspectConfig(gradients=True, updates=False, replicas=False)
     # A count is due at every look, a ratio at least ten steps after the last one.
     counting = InspectConfig(gradients=False, updates=True, replicas=False, every=1)
-    step_s, gradients_s = looks(args.batch, args.steps, gradients, always=False)
-    _, counting_s = looks(args.batch, args.steps, counting, always=True)
-    whole_s = checksum_s(args.parameters)
+    step_s, gradients_s = looks(args.device, args.batch, args.steps, gradients, always=False)
+    _, counting_s = looks(args.device, args.batch, args.steps, counting, always=True)
+    whole_s = checksum_s(args.device, args.parameters)
     own_s = whole_s * size / args.parameters
     rows = [
         ("gradients, every step", gradients_s, 1),

@@ -407,3 +407,29 @@ def test_two_ways_of_measuring_are_not_mixed() -> None:
     evidence.complete(later)
     assert "param_norm" not in later
     assert later["update_ratio"] == 0.5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_comes_to_the_same_checksum_and_is_never_waited_for(loops: Callable[..., Loop]) -> None:
+    words = random_bits(70 * LANE + 999, seed=5)
+    assert int(checksum(words.cuda())) == int(checksum(words))
+    model = model_of().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    data = torch.randn(16, 40, device="cuda")
+    loop = loops(model=model, optimizer=optimizer)
+    measured: list[Any] = []
+    for step in range(12):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            loop.inspector.begin(step)
+            optimizer.zero_grad()
+            model(data).square().mean().backward()
+            optimizer.step()
+            measured.append(loop.inspector.measured(step))
+            [checksum(parameter) for parameter in model.parameters()]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert [sorted(one) for one in measured if len(one) > 1] == 2 * [
+        ["gradient_ok", "unchanged", "update_sq", "weight_sq", "with_gradient"]
+    ]

@@ -16,9 +16,10 @@ from typing import Any, Final
 
 from midwatch.audit.alerts.alert import Alert
 from midwatch.audit.alerts.delivery import Delivery
-from midwatch.audit.alerts.rules import Rules, Run
+from midwatch.audit.alerts.rules import Rules
 from midwatch.audit.alerts.state import BusyError, State, Store
 from midwatch.audit.alerts.targets import targets_of
+from midwatch.audit.alerts.wording import Run
 from midwatch.audit.following import new_lines, skip_history
 from midwatch.audit.runfile import read_run
 from midwatch.config import AlertsConfig

@@ -7,50 +7,20 @@ a restart or on another node, finds the same alerts under the same names.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
 from midwatch.audit.alerts.alert import Alert, Severity, State, clean, clock_time
+from midwatch.audit.alerts.wording import DONE, GRADES, OVER, Memory, Run, culprit_of, kind_of, name_of, text_of, whole
 from midwatch.audit.line import LedgerLine
 from midwatch.config import AlertKind, AlertsConfig
-from midwatch.core import CODES, EXIT_DO_NOT_REQUEUE, EXIT_REQUEUE, format_seconds, printable
+from midwatch.core import CODES, EXIT_DO_NOT_REQUEUE, EXIT_REQUEUE, format_seconds
 
 _STOPPED_ON_REQUEST: Final = "SV109"
 _MOST_OPEN: Final = 64
 """Things that are on at a time; more are forgotten, the oldest first."""
-_DONE: Final = {
-    "restart": "All ranks are started again from the newest verified checkpoint.",
-    "stop": "The run ends here: starting it again would not help before something is changed.",
-    "hold": "The run is held: nothing is started before things look well again, or somebody says so.",
-    "requeue": "The run ends here, to be queued again.",
-    "none": "Nothing was done about it.",
-}
-
-
-class Memory(msgspec.Struct):
-    """What must be known to read the next line; kept from process to process."""
-
-    on: dict[str, str] = {}
-    """What began and has not ended: its name, and the key of its alert."""
-    is_training: bool = False
-    safe_ns: int = 0
-    """When the newest checkpoint was verified, or training began."""
-    safe_step: int | None = None
-
-
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom the alerts are about."""
-
-    run_dir: str
-    run: str = ""
-    name: str = ""
-
-    def command(self, verb: str, *more: str) -> str:
-        """A command about this run, to be copied into a shell."""
-        return shlex.join(["midwatch", *verb.split(" "), printable(self.run_dir), *map(printable, more)])
 
 
 class Rules:
@@ -65,9 +35,9 @@ class Rules:
             "breaker.moved": self._moved,
             "breaker.ended": self._broken,
             "fault.judged": self._judged,
-            "incident.closed": lambda line: self._over("incident", f"incident/{_text(line, 'incident')}", line, _AGAIN),
+            "incident.closed": self._healed,
             "run.held": self._held,
-            "hold.ended": lambda line: self._over("held", "held", line, f"the run goes on: {_text(line, 'reason')}"),
+            "hold.ended": lambda line: self._over("held", "held", line, f"the run goes on: {text_of(line, 'reason')}"),
             "run.finished": self._finished,
             "metrics.push_failed": self._push_failed,
             "metrics.push_recovered": lambda line: self._over("push", "push", line, "metrics are delivered again"),
@@ -143,7 +113,7 @@ class Rules:
 
     def _paused(self, line: LedgerLine) -> list[Alert]:
         self.memory.is_training = False
-        until = clock_time(_whole(line.data.get("until_ns")))
+        until = clock_time(whole(line.data.get("until_ns")))
         did = "No further optimizer step is made, and checkpoints since the first outlier are flagged as suspect."
         did += f" Unless somebody decides (or guards.action says rewind), the run ends at {until}." if until else ""
         return [
@@ -153,9 +123,9 @@ class Rules:
                 "breaker",
                 "on",
                 "critical",
-                self._begin("breaker", _name(line)),
+                self._begin("breaker", name_of(line)),
                 title="the circuit breaker opened",
-                sentence=f"training is paused: {_text(line, 'why')}",
+                sentence=f"training is paused: {text_of(line, 'why')}",
                 did=did,
                 look=self._run.command("breaker show"),
                 page="GD101",
@@ -163,7 +133,7 @@ class Rules:
         ]
 
     def _moved(self, line: LedgerLine) -> list[Alert]:
-        after, why = line.data.get("after"), _text(line, "why")
+        after, why = line.data.get("after"), text_of(line, "why")
         if after == "closed":
             self._training(line)
             return [
@@ -178,7 +148,7 @@ class Rules:
                 "anomaly",
                 "on",
                 "warning",
-                self._begin("anomaly", _name(line)),
+                self._begin("anomaly", name_of(line)),
                 title="numbers out of their band",
                 sentence=f"the guards found {why}",
                 did="Training goes on, and evidence is gathered.",
@@ -195,9 +165,9 @@ class Rules:
                 "breaker",
                 "on",
                 "critical",
-                self._begin("breaker", _name(line)),
+                self._begin("breaker", name_of(line)),
                 title="the circuit breaker ended the run",
-                sentence=f"training has ended: {_text(line, 'why')}",
+                sentence=f"training has ended: {text_of(line, 'why')}",
                 did="All ranks left with exit code 93, so that nothing starts them again by itself.",
                 look=self._run.command("breaker show"),
                 page="GD101",
@@ -210,7 +180,7 @@ class Rules:
         grade, action = str(line.data.get("grade", "")), str(line.data.get("action", ""))
         if grade < self._config.min_grade:
             return []
-        incident = _text(line, "incident")
+        incident = text_of(line, "incident")
         return [
             self._alert(
                 line,
@@ -218,13 +188,16 @@ class Rules:
                 "on",
                 "warning" if action in ("restart", "none") else "error",
                 self._begin(f"incident/{incident}"),
-                title=f"a fault of grade {grade}" if grade in _GRADES else "a fault",
-                sentence=_text(line, "summary"),
-                did=_DONE.get(action, ""),
+                title=f"a fault of grade {grade}" if grade in GRADES else "a fault",
+                sentence=text_of(line, "summary"),
+                did=DONE.get(action, ""),
                 look=self._run.command("incidents show", incident),
-                **_culprit(line),
+                **culprit_of(line),
             )
         ]
+
+    def _healed(self, line: LedgerLine) -> list[Alert]:
+        return self._over("incident", f"incident/{text_of(line, 'incident')}", line, "training is past it")
 
     def _held(self, line: LedgerLine) -> list[Alert]:
         self.memory.is_training = False
@@ -235,9 +208,9 @@ class Rules:
                 "held",
                 "on",
                 "info" if line.data.get("by") == "person" else "error",
-                self._begin("held", _name(line)),
+                self._begin("held", name_of(line)),
                 title="the run is held",
-                sentence=f"no ranks run; held by {by}: {_text(line, 'reason')}",
+                sentence=f"no ranks run; held by {by}: {text_of(line, 'reason')}",
                 did="Nothing is started before probes are good, or somebody says so (midwatch resume-run).",
                 look=self._run.command("status"),
                 page="SV113",
@@ -250,15 +223,15 @@ class Rules:
         exit_code, error = line.data.get("exit_code", 0), str(line.data.get("error", ""))
         if exit_code in (0, None) or error == _STOPPED_ON_REQUEST:
             sentence = "training is over" if exit_code in (0, None) else "the run was stopped on request"
-            return [alert for name in list(self.memory.on) for alert in self._over(_kind(name), name, line, sentence)]
+            return [alert for name in list(self.memory.on) for alert in self._over(kind_of(name), name, line, sentence)]
         # A breaker that ended the run is told of already, and closes only after another start.
         is_told = "breaker" in self.memory.on and "breaker" in self._config.on and exit_code == EXIT_DO_NOT_REQUEUE
         self.memory.on = {what: key for what, key in self.memory.on.items() if what == "breaker"}
         if is_told:
             return []
-        alert = self.ended(_name(line), _text(line, "sentence"), error, line.ts_ns)
+        alert = self.ended(name_of(line), text_of(line, "sentence"), error, line.ts_ns)
         did = "Its exit code says to the scheduler: start it again." if exit_code == EXIT_REQUEUE else alert.did
-        attempt = line.attempt or _whole(line.data.get("attempt"))
+        attempt = line.attempt or whole(line.data.get("attempt"))
         return [msgspec.structs.replace(alert, attempt=attempt, step=line.step, did=did)]
 
     def _push_failed(self, line: LedgerLine) -> list[Alert]:
@@ -270,9 +243,9 @@ class Rules:
                 "push",
                 "on",
                 "warning",
-                self._begin("push", _name(line)),
+                self._begin("push", name_of(line)),
                 title="metrics cannot be delivered",
-                sentence=_text(line, "problem"),
+                sentence=text_of(line, "problem"),
                 did="They wait in the run folder and are sent when the receiver is back; training is not affected.",
                 look=self._run.command("metrics push") + " --dry-run",
                 page="MT106",
@@ -316,20 +289,20 @@ class Rules:
         key = self._end(what)
         if key is None:
             return []
-        return [self._alert(line, kind, "over", "info", key, title=_OVER[kind], sentence=clean(sentence))]
+        return [self._alert(line, kind, "over", "info", key, title=OVER[kind], sentence=clean(sentence))]
 
     def _alert(
         self, line: LedgerLine, kind: AlertKind, state: State, severity: Severity, key: str, **words: Any
     ) -> Alert:
         given = {"rank": line.rank, "node": clean(line.node), "step": line.step, **words}
-        name = _name(line) if state != "over" else f"{_name(line)}/{key}"
+        name = name_of(line) if state != "over" else f"{name_of(line)}/{key}"
         return Alert(
             id=name,
             kind=kind,
             state=state,
             severity=severity,
             key=key,
-            attempt=line.attempt or _whole(line.data.get("attempt")),
+            attempt=line.attempt or whole(line.data.get("attempt")),
             ts_ns=line.ts_ns,
             **self._who(),
             **given,
@@ -337,37 +310,3 @@ class Rules:
 
     def _who(self) -> dict[str, str]:
         return {"run": self._run.run, "name": clean(self._run.name), "run_dir": clean(self._run.run_dir)}
-
-
-_GRADES: Final = ("G0", "G1", "G2", "G3", "G4", "G5")
-_AGAIN: Final = "training is past the fault"
-_OVER: Final[Mapping[AlertKind, str]] = {
-    "breaker": "the circuit breaker closed",
-    "anomaly": "numbers are within their bands again",
-    "incident": "a fault is over",
-    "held": "the run is no longer held",
-    "ended": "the run goes on",
-    "unverified": "a checkpoint was verified again",
-    "push": "metrics are delivered again",
-}
-
-
-def _name(line: LedgerLine) -> str:
-    return f"{line.writer}:{line.seq}"
-
-
-def _kind(what: str) -> Any:
-    return what.partition("/")[0]
-
-
-def _text(line: LedgerLine, name: str) -> str:
-    return clean(line.data.get(name, ""))
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0
-
-
-def _culprit(line: LedgerLine) -> dict[str, Any]:
-    rank = line.data.get("root_rank")
-    return {"rank": rank if isinstance(rank, int) else None, "node": _text(line, "root_node")}

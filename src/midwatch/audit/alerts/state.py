@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from midwatch.audit.alerts.alert import Alert
-from midwatch.audit.alerts.rules import Memory
+from midwatch.audit.alerts.wording import Memory
 from midwatch.core import StorageError
 from midwatch.storage import locked_if_possible, ops, read_json, write_json_atomic
 

@@ -180,9 +180,10 @@ class Breaker:
             return  # told already
         trip = memory.trip = trip_of(event, memory)
         since = memory.since_step if memory.since_step is not None else event.step
-        self._emit(MarkSuspect(cause=self._cause, since_step=since))
+        doubt_all = MarkSuspect(cause=self._cause, since_step=since)
         why = f"{trip.kind} at step {trip.step}"
         if is_warning:
+            self._emit(doubt_all)
             self._say("error", f"{why}: would have paused; checkpoints since step {since} are suspect")
             if memory.state != "incident":
                 self._move("incident", event.step, why)
@@ -191,7 +192,9 @@ class Breaker:
         memory.trips = [*memory.trips[1 - MOST_TRIPS :], trip]
         memory.is_doubtful = bool(doubt)
         memory.needs_person = memory.is_doubtful or self._action == "pause"
+        # First of all people hear of it: flags may have to wait for a save that is being written.
         self._pause(event.now_ns, f"{why}; {doubt}" if doubt else why)
+        self._emit(doubt_all)
         if not memory.needs_person:
             self._go_back(own_decision(trip, event.now_ns, self._cause))
 

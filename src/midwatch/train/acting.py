@@ -50,6 +50,7 @@ class Acting:
         self._breaker = Breaker(config)
         self._doubt = Doubt(around)
         self._lookout = Lookout(around)
+        self._is_pausing = config.action in ("pause", "rewind")
         self._is_kept = True
         self._unjudged: int | None = None
         self.decided = Decided(around.group, around.desk)
@@ -83,9 +84,9 @@ class Acting:
         self._breaker.wake(told["now_ns"])
         if self._breaker.state in ("open", "ended"):
             self._hear_what_was_left()
-        if self._breaker.state == "ended":
+        if self._is_pausing and self._breaker.state == "ended":
             self._refuse()
-        if self._is_waiting:
+        if self._is_pausing and self._is_waiting:
             self._stay_paused()
 
     def _kept(self) -> dict[str, Any]:
@@ -270,7 +271,8 @@ class Acting:
         )
         if self.is_running:
             # Every rank says it: its agent reads the end of its log.
-            _log.warning("leaving to go back before step %d (%s)", back.before_step, decision.act)
+            what = f"{decision.act} {decision.node}".strip()
+            _log.warning("leaving to go back before step %d (%s)", back.before_step, what)
             self._leave(EXIT_GO_BACK, is_written=is_written)
 
     def _leave(self, exit_code: int, *, is_written: bool = True) -> NoReturn:

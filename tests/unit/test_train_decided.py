@@ -12,7 +12,9 @@ torch = pytest.importorskip("torch")
 from midwatch.audit import Desk  # noqa: E402
 from midwatch.checkpoint import ControlGroup  # noqa: E402
 from midwatch.guards import Decision, GoBack  # noqa: E402
+from midwatch.testing import FakeClock  # noqa: E402
 from midwatch.train.decided import Decided  # noqa: E402
+from midwatch.train.steady import SteadyClock  # noqa: E402
 from midwatch.train.unguarded import NoGuards  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -77,3 +79,12 @@ def test_a_folder_that_cannot_be_written_is_told_to_whoever_decides(tmp_path: Pa
     (tmp_path / "guards").write_text("in the way")
     decided = Decided(ControlGroup(0, 1), Desk(tmp_path, is_writer=True))
     assert not decided.go_back(back("rewind"))
+
+
+def test_a_pause_is_measured_by_a_clock_that_nobody_sets() -> None:
+    clock = FakeClock()
+    steady, began_ns = SteadyClock(clock), clock.wall_ns()
+    for jump_s in (86_400.0, -3 * 86_400.0):
+        clock.jump_wall(jump_s)
+        clock.advance(10)
+    assert steady.now_ns() == began_ns + 20 * 10**9

@@ -21,8 +21,8 @@ MOST_STEPS: Final = 5000
 """Half a second's work, and far beyond what any rule looks back to."""
 MOST_BYTES: Final = 64 << 20
 """Of journals that are read for it, in about a second. What is longer is judged by ``midwatch triage --csv``."""
-ATTEMPTS: Final = 2
-"""The last ones: one that was just begun knows too little."""
+ATTEMPTS: Final = 8
+"""The last ones that logged anything: one that was just begun knows too little."""
 
 
 def replay_run(run_dir: Path, facts: Facts | None = None) -> Replayed:
@@ -31,15 +31,9 @@ def replay_run(run_dir: Path, facts: Facts | None = None) -> Replayed:
     Raises:
         TriageError: TR101 there is nothing to judge, or too much to be read in a moment.
     """
-    paths = [path for path in sorted((run_dir / "metrics").glob("a*.jsonl")) if _is_first_rank(path)][-ATTEMPTS:]
     where = str(run_dir / "metrics")
     try:
-        if sum(path.stat().st_size for path in paths) > MOST_BYTES:
-            paths = paths[-1:]
-        if paths and paths[-1].stat().st_size > MOST_BYTES:
-            message = f"{paths[-1]} is too long to be judged in a moment"
-            raise TriageError("TR101", message, path=where)
-        records = [one for one in read_journal(paths) if isinstance(one.get("step"), int)]
+        records = [one for one in read_journal(_newest(run_dir / "metrics")) if isinstance(one.get("step"), int)]
     except OSError as error:
         raise TriageError("TR101", f"{where}: {error}", path=where) from error
     if not records:
@@ -67,6 +61,21 @@ def replay_records(path: str, records: Iterable[Mapping[str, Any]], facts: Facts
     inputs.pop("step", None)
     result.inputs = dict(inputs)
     return result
+
+
+def _newest(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    left = MOST_BYTES
+    for path in sorted(filter(_is_first_rank, folder.glob("a*.jsonl")), reverse=True):
+        size = path.stat().st_size
+        left -= size
+        if left < 0 and not found:
+            message = f"{path} is too long to be judged in a moment: `midwatch triage --csv` takes its time"
+            raise TriageError("TR101", message, path=str(path))
+        if left < 0 or len(found) == ATTEMPTS:
+            break
+        found += [path] if size else []
+    return found[::-1]
 
 
 def _is_first_rank(path: Path) -> bool:

@@ -1,0 +1,45 @@
+"""The guards over what a run has written down: the end of its last attempts, in a moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from midwatch.audit import Journal, journal_name
+from midwatch.core import TriageError
+from midwatch.triage import replay_run, report
+from midwatch.triage import of_run as module
+
+
+def journal(run_dir: Path, attempt: int, losses: dict[int, float], *, rank: int = 0) -> None:
+    log = Journal(run_dir / "metrics" / journal_name(attempt, rank))
+    if losses:
+        log.begin(attempt, min(losses))
+    for step, loss in losses.items():
+        log.append({"step": step, "ts_ns": 1, "loss": loss})
+    log.close()
+
+
+def test_what_counts_is_judged_also_when_later_attempts_were_refused(tmp_path: Path) -> None:
+    journal(tmp_path, 1, {step: 2.0 if step < 30 else float("nan") for step in range(31)})
+    journal(tmp_path, 1, {step: 0.0 for step in range(31)}, rank=3)
+    journal(tmp_path, 2, {step: 2.0 if step < 28 else float("nan") for step in range(16, 29)})
+    for attempt in range(3, 20):
+        journal(tmp_path, attempt, {})
+    replayed = replay_run(tmp_path)
+    assert (replayed.rows, replayed.first_step, replayed.last_step) == (29, 0, 28)
+    assert replayed.resumes == [16]
+    assert replayed.inputs == {"loss": 29}
+    found = report(replayed)
+    assert [(one.kind, one.step) for one in found.incidents] == [("nonfinite", 28)]
+    assert found.verdict.cause == "undecided"
+
+
+def test_nothing_to_judge_and_too_much_are_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TriageError, match="no step"):
+        replay_run(tmp_path)
+    journal(tmp_path, 1, {step: 2.0 for step in range(50)})
+    monkeypatch.setattr(module, "MOST_BYTES", 100)
+    with pytest.raises(TriageError, match="too long"):
+        replay_run(tmp_path)

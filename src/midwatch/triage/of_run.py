@@ -66,7 +66,8 @@ def replay_records(path: str, records: Iterable[Mapping[str, Any]], facts: Facts
 def _newest(folder: Path) -> list[Path]:
     found: list[Path] = []
     left = MOST_BYTES
-    for path in sorted(filter(_is_first_rank, folder.glob("a*.jsonl")), reverse=True):
+    paths = filter(_is_first_rank, folder.glob("a*.jsonl"))
+    for path in sorted(paths, key=lambda path: int(path.stem.removeprefix("a")), reverse=True):
         size = path.stat().st_size
         left -= size
         if left < 0 and not found:

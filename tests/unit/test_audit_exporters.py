@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import struct
@@ -373,6 +374,20 @@ def test_but_not_for_ever(run: Path, clock: FakeClock) -> None:
     clock.advance(61)
     assert pusher.step().is_caught_up
     assert receiver.steps(1) == [0, 1, 2, 4, 5], "the line that began in the zeros is damaged"
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_mount_without_locks_is_sent_from_all_the_same(
+    run: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(code, "no locks")
+
+    write_journal(run, 1, range(5), start=0)
+    monkeypatch.setattr("fcntl.flock", refuse)
+    receiver = Receiver()
+    assert Pusher(run, receiver, clock=clock).step().is_caught_up
+    assert receiver.steps(1) == [*range(5)]
 
 
 # --- over HTTP ------------------------------------------------------------------------------------------------------

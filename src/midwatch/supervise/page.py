@@ -70,9 +70,15 @@ class NodePage:
             await asyncio.sleep(_RETRY_S)
         self._say(f"metrics for Prometheus at http://{address}/metrics", "info")
         port = int(address.rpartition(":")[2])
-        reached = joined(self._spec.address, port) if listen.is_everywhere else address
+        reached = joined(self._host_name, port) if listen.is_everywhere else address
         # In a thread: the folder may hang, and the page need not.
         await asyncio.to_thread(self._publish, reached)
+
+    @property
+    def _host_name(self) -> str:
+        """By what others may reach this host: a run on one node knows itself by loopback only."""
+        address = self._spec.address
+        return os.uname().nodename if address.startswith("127.") or address == "::1" else address
 
     async def close(self) -> None:
         await self._page.close()

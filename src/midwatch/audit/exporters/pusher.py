@@ -8,7 +8,6 @@ with ``-dedup.minScrapeInterval``.
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,7 @@ from midwatch.audit.journals import JournalFile, journal_files
 from midwatch.audit.runfile import read_run
 from midwatch.audit.tail import Lines, opened, proof_of, read_lines
 from midwatch.core import SYSTEM_CLOCK, Clock, StorageError
-from midwatch.storage import as_storage_error, locked, ops, read_json, sha256_hex, write_json_atomic
+from midwatch.storage import as_storage_error, locked_if_possible, ops, read_json, sha256_hex, write_json_atomic
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +38,6 @@ _HOPELESS: Final = 1000
 _STRIDE: Final = 32
 """Of those, one in so many is tried: at the edge of that time a few are lost that would have been taken."""
 _MINUTE_MS: Final = 60_000
-_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _BLANK_S: Final = 60.0
 """For the content of a part of a file that reads as zeros; then it is a damaged part, and passed over."""
 
@@ -166,15 +164,12 @@ class Pusher:
         """One process at a time: after a take-over two might send for a moment."""
         with ExitStack() as stack:
             try:
-                stack.enter_context(locked(self._path, wait_s=0.0))
+                stack.enter_context(locked_if_possible(self._path, wait_s=0.0))
             except StorageError as error:
-                if error.code == "ST103":
+                if error.code == "ST103" and error.__cause__ is None:
                     self._problem = "another process is sending"
                     raise _Stop from error
                 raise
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
             self._state = self._remembered()
             yield
 

@@ -68,41 +68,48 @@ class Replicas:
     def __init__(self, group: ControlGroup, holdings: Iterable[Holding]) -> None:
         self._group = group
         self._parts = parts_of(holdings)
-        self._has_any = False
+        self._certain: set[str] = set()
+        """Keys of parts that must stay alike. All ranks know all of these sets, whatever they hold."""
+        self._kept: set[str] = set()
+        """That the script has kept alike over a step, though nothing says that it must."""
+        self._unproven: dict[str, str] = {}
+        """Neither, so far: their word before the first step."""
 
     @property
     def has_any(self) -> bool:
-        """Some ranks hold the same; the same answer on all ranks."""
-        return self._has_any
+        """There is something to compare; the same answer on all ranks."""
+        return bool(self._certain or self._kept or self._unproven)
 
     def begin(self, first: OnTheWay | None) -> None:
-        """Before the first step: find what there is to compare. Of parameters that may be meant to differ, those that
-        are alike now are expected to stay so; the others are left aside.
+        """Before the first step: agree on what there is to compare.
 
         Args:
             first: The checksums of now; None on a rank that cannot work them out.
         """
         numbers = first.numbers() if first is not None else {}
-        certain = {part.key for part in self._parts if part.is_certain}
-        told = self._group.gather({key: [_folded(values), key in certain] for key, values in numbers.items()})
+        sure = {part.key for part in self._parts if part.is_certain}
+        told = self._group.gather({key: [_folded(values), key in sure] for key, values in numbers.items()})
         by_part = _by_part({rank: {key: word for key, (word, _) in said.items()} for rank, said in enumerate(told)})
-        meant = {key for key, words in by_part.items() if len(words) > 1}
-        sure = {key for said in told for key, (_, is_certain) in said.items() if is_certain}
-        apart = {key for key in meant - sure if vote(by_part[key]).is_split}
-        self._parts = [part for part in self._parts if part.key in meant - apart]
-        self._has_any = bool(meant - apart)
-        if self._group.rank == 0 and self._group.world_size > 1:
-            self._say(is_apart=bool(apart))
+        shared = {key for key, words in by_part.items() if len(words) > 1}
+        self._certain = shared & {key for said in told for key, (_, is_certain) in said.items() if is_certain}
+        alike = {key for key in shared - self._certain if not vote(by_part[key]).is_split}
+        self._unproven = {key: next(iter(by_part[key].values())) for key in alike}
+        self._say_dropped(len(shared - self._certain - alike))
+        if not self.has_any and not shared:
+            self._say("no replicas: no two ranks hold the same parameters, so none can be compared")
 
-    def _say(self, *, is_apart: bool) -> None:
-        if is_apart:
-            _log.info("ranks begin with different parameters outside of DistributedDataParallel: they are not compared")
-        elif not self._has_any:
-            _log.info("no replicas: no two ranks hold the same parameters, so none can be compared")
+    def _say(self, sentence: str) -> None:
+        if self._group.rank == 0:
+            _log.info("%s", sentence)
+
+    def _say_dropped(self, count: int) -> None:
+        if count:
+            self._say("ranks do not keep the parameters outside of DistributedDataParallel alike: not compared")
 
     def take(self) -> OnTheWay:
         """Begin to work the checksums out; nothing waits."""
-        return OnTheWay(self._parts)
+        wanted = self._certain | self._kept | set(self._unproven)
+        return OnTheWay([part for part in self._parts if not wanted or part.key in wanted])
 
     def compare(self, taken: OnTheWay | None, now_ns: int) -> Split | None:
         """None where nobody had anything to compare.
@@ -117,33 +124,42 @@ class Replicas:
         told = self._group.gather({"now": now_ns, "parts": {key: _folded(values) for key, values in numbers.items()}})
         by_part = _by_part({rank: said["parts"] for rank, said in enumerate(told)})
         votes = {key: vote(words) for key, words in by_part.items() if len(words) > 1}
+        self._prove(votes, by_part)
+        votes = {key: outcome for key, outcome in votes.items() if key in self._certain | self._kept}
         if not votes:
             return None
         # The largest first; but one that differs before all others, and before those one that can be decided.
         key = min(votes, key=lambda one: (not votes[one].is_split, not votes[one].is_decided, -votes[one].voters, one))
-        place, is_certain = "", True
-        if votes[key].is_split:
-            place, is_certain = self._place(key, votes[key], sorted(by_part[key]), numbers.get(key))
-        return Split(by_part[key], is_certain, place, int(told[0]["now"]))
+        place = self._place(key, votes[key], sorted(by_part[key]), numbers.get(key)) if votes[key].is_split else ""
+        return Split(by_part[key], key in self._certain, place, int(told[0]["now"]))
 
-    def _place(self, key: str, outcome: Vote, voters: list[int], mine: list[int] | None) -> tuple[str, bool]:
-        """Which tensors differ, and whether they must not: asked of all ranks, answered by those concerned."""
+    def _prove(self, votes: Mapping[str, Vote], by_part: Mapping[str, Mapping[int, str]]) -> None:
+        """What begins alike and is not the same any more after its first change is not meant to be: ranks that train
+        each for itself may have begun from one seed."""
+        for key in [key for key in self._unproven if key in votes]:
+            if votes[key].is_split:
+                del self._unproven[key]
+                self._say_dropped(1)
+            elif next(iter(by_part[key].values())) != self._unproven[key]:
+                del self._unproven[key]
+                self._kept.add(key)
+
+    def _place(self, key: str, outcome: Vote, voters: list[int], mine: list[int] | None) -> str:
+        """Which tensors differ: asked of all ranks, answered by those concerned."""
         part = next((one for one in self._parts if one.key == key), None)
         answer: dict[str, Any] = {}
         if part is not None and mine is not None:
-            answer = {"numbers": mine, "is_certain": part.is_certain}
-            if self._group.rank == voters[0]:
-                answer["names"] = [one.name for one in part.holdings]
+            names = [one.name for one in part.holdings] if self._group.rank == voters[0] else []
+            answer = {"numbers": mine, "names": names}
         told = self._group.gather(answer)
         odd = outcome.odd_ranks
         right = next((rank for rank in voters if not outcome.is_decided or rank not in odd), voters[0])
-        names: list[str] = told[voters[0]]["names"]
         differing = [
             name
-            for number, name in enumerate(names)
+            for number, name in enumerate(told[voters[0]]["names"])
             if any(told[rank]["numbers"][number] != told[right]["numbers"][number] for rank in odd)
         ]
-        return _named(differing), bool(told[voters[0]]["is_certain"])
+        return _named(differing)
 
 
 def parts_of(holdings: Iterable[Holding]) -> list[Part]:

@@ -112,7 +112,7 @@ def _counts(words: str) -> tuple[int, list[int]]:
 
 
 def _run(argv: list[str], given: bytes, timeout_s: float) -> tuple[int, str]:
-    """Its exit code and its first words. It, and all it started in its session, is gone when this returns."""
+    """Its exit code and its first words. Where it does not end in time, it goes, and all it started in its session."""
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
@@ -122,9 +122,8 @@ def _run(argv: list[str], given: bytes, timeout_s: float) -> tuple[int, str]:
     try:
         out, _ = process.communicate(given, timeout_s)
     except subprocess.TimeoutExpired:
-        raise TargetAwayError(f"it did not end within {timeout_s:g} s") from None
-    finally:
         _end(process)
+        raise TargetAwayError(f"it did not end within {timeout_s:g} s") from None
     return process.returncode, printable(out[:_WORDS_SHOWN].decode("utf-8", "replace").strip())
 
 

@@ -143,8 +143,8 @@ class Acting:
         self._carry_out(self._breaker.handle(event))
         self._keep_before()
 
-    def unjudged(self, step: int) -> None:
-        """From this step on nothing is known yet; for numbers that come late."""
+    def unjudged(self, step: int | None) -> None:
+        """From this step on nothing is known yet; for numbers that come late. None: all is known."""
         self._unjudged = step
         self._keep_before()
 

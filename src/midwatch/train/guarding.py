@@ -118,7 +118,8 @@ class Guarding:
 
     def look(self, step: int, *, is_saved: bool) -> None:
         """Behind a step that was judged, and before its save: begin to compare the ranks' weights, if it is time."""
-        self._inspector.look(step, is_saved=is_saved)
+        if self._inspector.look(step, is_saved=is_saved):
+            self._acting.unjudged(step)
 
     def boundary(self, step: int) -> None:
         """A step is done. Pauses, and leaves the process, where the breaker says so.
@@ -201,11 +202,14 @@ class Guarding:
 
     def _compare(self) -> None:
         """Judge what came of the last look at the replicas; before any number of a later step is judged."""
+        if not self._inspector.is_waiting:
+            return
         compared = self._inspector.compared(self._around.clock.now_ns())
         if compared is not None:
             judgement = self._guards.observe(compared.sample)
             self._tell(judgement, None)
             self._feed(judgement, compared.now_ns)
+        self._acting.unjudged(None)
 
     def _feed(self, judgement: Judgement, now_ns: int) -> None:
         cause = f"guard-{judgement.step}"

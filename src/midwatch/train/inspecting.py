@@ -124,12 +124,18 @@ class Inspector:
 
     # --- replicas -------------------------------------------------------------------------------------------------
 
-    def look(self, step: int, *, is_saved: bool) -> None:
+    @property
+    def is_waiting(self) -> bool:
+        """A comparison was begun, on all ranks."""
+        return self._waiting is not None
+
+    def look(self, step: int, *, is_saved: bool) -> bool:
         """Behind a step: begin to compare replicas, if it is time; the weights must not change before this returns."""
         if self._replicas is None or not self._replicas.has_any or self._waiting is not None:
-            return
+            return False
         if is_saved or step % self._config.every == 0 or step == self._first_step:
             self._waiting = (step, self._of_replicas.do(self._replicas.take))
+        return self.is_waiting
 
     def compared(self, now_ns: int) -> Compared | None:
         """What came of the last look; None where there was none.

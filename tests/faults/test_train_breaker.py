@@ -55,13 +55,13 @@ def test_a_pause_before_the_sick_step_and_skipping_the_batches(jobs: Callable[..
 
 def test_going_on_trusts_the_checkpoints_again_and_a_second_decision_comes_too_late(jobs: Callable[..., Job]) -> None:
     job = jobs(factor="0")
+    desk, now_ns = Desk(job.run_dir), SYSTEM_CLOCK.wall_ns()
+    desk.leave({"now_ns": now_ns, "act": "stop", "by": "somebody", "reason": "of a pause long ago"})
     (process,) = job.start()
     job.until_paused()
     shown = job.shown()
     assert shown["breaker"]["trip"]["kind"] == "zero_loss"
     assert [one["kind"] for one in shown["evidence"]["incidents"]] == ["zero_loss"]
-    desk, now_ns = Desk(job.run_dir), SYSTEM_CLOCK.wall_ns()
-    (desk.folder / "decisions").mkdir(exist_ok=True)
     (desk.folder / "decisions" / "0.json").write_text("{")
     by_hand = {"type": "Decision", "now_ns": now_ns, "pause": 1}
     desk.leave({**by_hand, "act": "go_on", "by": "ada", "reason": "a new mix"})
@@ -69,7 +69,8 @@ def test_going_on_trusts_the_checkpoints_again_and_a_second_decision_comes_too_l
     assert job.wait(process) == 0, job.story()
     (decided,) = job.events("breaker.decided")
     assert (decided["by"], decided["reason"]) == ("ada", "a new mix")
-    (late,) = job.events("breaker.not_decided")
+    stale, late = job.events("breaker.not_decided")
+    assert (stale["act"], stale["why"]) == ("stop", "left for an earlier pause")
     assert (late["by"], late["act"]) == ("bob", "lower_lr")
     assert "that pause is over" in late["why"]
     assert job.checkpoints(suspect=True) == []

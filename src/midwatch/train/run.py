@@ -224,13 +224,15 @@ class Run:
         return while the circuit breaker pauses the run, and leaves the process where it goes back.
 
         Args:
-            values: As for ``log``; each rank's own, or the same on all.
+            values: As for ``log``, which they are given to as well; each rank's own, or the same on all.
 
         Collective: yes, inside ``steps``.
 
         Raises:
             SystemExit: 94 to go back to an older checkpoint, 93 when a person must look, 75 stopped while paused.
         """
+        # Where the run is paused by them, people look for these numbers.
+        self._open()[2].log(self._step, values)
         return self._guarding.check(self._step or 0, values)
 
     def skips(self, position: int) -> bool:

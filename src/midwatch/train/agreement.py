@@ -59,11 +59,6 @@ class Agreed:
         self.by_rank = by_rank
         self.highest = highest
 
-    @property
-    def is_done(self) -> bool:
-        """Of a whole step, and not of the moment before its optimizer step."""
-        return int(self.found["place"]) % 2 == 1
-
     def sample(self) -> Sample:
         """For the guards. The learning rates are the plan's: they are lowered within the optimizer's step only."""
         found = self.found
@@ -136,8 +131,7 @@ class Exchange:
 
     def _told(self, agreed: Agreed) -> Agreed:
         self._evidence.complete(agreed.found)
-        if agreed.is_done:
-            self._watch.agreed(agreed)
+        self._watch.agreed(agreed)
         return agreed
 
     def _gathered(self, step: int, numbers: Mapping[str, float]) -> Agreed:

@@ -33,7 +33,7 @@ class Watch(Protocol):
         ...
 
     def agreed(self, agreed: Agreed) -> None:
-        """All ranks' numbers of a step that is done."""
+        """All ranks' numbers of a step; more of it may follow when it is done."""
         ...
 
     def found(self, findings: Iterable[Finding]) -> None:

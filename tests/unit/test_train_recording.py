@@ -1,4 +1,4 @@
-"""What midwatch records by itself, in one process: rates off the optimizer, the loss scale, the split, memory, late words."""
+"""What midwatch records by itself, in one process: rates, the loss scale, the parts of a step, memory, late words."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_words_that_come_late_join_their_step(tmp_path: Path) -> None:
     joined: dict[int, dict[str, Any]] = {}
     for record in read_journal([path]):
         joined.setdefault(record["step"], {}).update(record)
-    assert [joined[step]["loss"] for step in range(4)] == [10.0, 1.0, 2.0, 13.0], "the script's word, unless ours is better"
+    assert [joined[step]["loss"] for step in range(4)] == [10.0, 1.0, 2.0, 13.0], "the script's, unless ours is better"
     assert (joined[0]["loss_max"], joined[2]["memory"]) == (11.0, 1)
 
 

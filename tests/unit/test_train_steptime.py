@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -76,7 +77,7 @@ def test_a_phase_that_fails_is_over(clock: Clock) -> None:
     times = StepTime(clock)
     phases = Phases(NullPulse(), times)
     times.begin()
-    with pytest.raises(RuntimeError), phases.phase("eval"):
+    with contextlib.suppress(RuntimeError), phases.phase("eval"):
         clock.now += 1
         raise RuntimeError
     clock.now += 1

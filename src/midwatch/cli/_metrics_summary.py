@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and what memory there is: what ``midwatch metrics show`` makes of a run's own numbers."""
+"""Where the time of a step goes, and what memory there is: the end of what ``midwatch metrics show`` tells."""
 
 from __future__ import annotations
 

@@ -225,4 +225,3 @@ def _from_sums(step: int, rows: list[list[float]], most: Mapping[str, Highest | 
             highest[name] = top
     found["place"] = place / ranks
     return Agreed(step, found, by_rank, highest)
-

@@ -63,8 +63,8 @@ class Gauges:
         return on_device if isinstance(on_device, torch.Tensor) else self._scaler.get_scale()
 
     def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        # The scheduler steps behind the optimizer: at the end of the step the rates are those of the next. A wrapper has
-        # the groups of the optimizer that makes the step.
+        # The scheduler steps behind the optimizer: at the end of the step the rates are those of the next. A wrapper
+        # has the groups of the optimizer that makes the step.
         if optimizer.param_groups is getattr(self._optimizer, "param_groups", None):
             self._rates = _rates_of(optimizer)
 

@@ -51,7 +51,7 @@ def _key(value: float, rank: int) -> int:
 
 
 def _highest(key: int) -> Highest:
-    ordered = key & ~_RANKS
-    bits = ordered ^ _FLIP if ordered < 0 else ordered
+    # Of the value's own bits 0 in place of the rank: anything else would make a NaN of infinity.
+    bits = (key | _RANKS) ^ _FLIP if key < 0 else key & ~_RANKS
     (value,) = struct.unpack("<d", struct.pack("<q", bits))
     return Highest(value, _RANKS - (key & _RANKS))

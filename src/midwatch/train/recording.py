@@ -1,7 +1,7 @@
 """The record of training: what the script logs, and the numbers that midwatch adds by itself.
 
-Every rank measures, the exchange of the guards brings together what is to be compared, and rank 0 writes. Without guards
-rank 0 writes its own numbers alone.
+Every rank measures, the exchange of the guards brings together what is to be compared, and rank 0 writes. Without
+guards rank 0 writes its own numbers alone.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 to see it.
 
 Wrapped once for the whole process, and doing nothing unless a loop is timed: a microsecond a call. Where a version of
-torch has no such class, that part of a step is not seen. Of a collective the host sees what it waits for itself: gloo's,
-but not NCCL's, which the GPU waits for, and not those that DDP waits for inside its backward pass. DDP measures these
-itself now and then, and tells.
+torch has no such class, that part of a step is not seen. Of a collective the host sees what it waits for itself:
+gloo's, but not NCCL's, which the GPU waits for, and not those that DDP waits for inside its backward pass. DDP measures
+these itself now and then, and tells.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class DdpTimer:
         return max(0, took - overlapped) / 1e9
 
 
-# --- seen in the stack of a rank that hangs, where their names tell what it does (faults.frames) -----------------------
+# --- seen in the stack of a rank that hangs, where their names tell what it does (faults.frames) ---------------------
 
 
 def _timed(part: Part, call: _Call, args: Any, kwargs: Any) -> Any:

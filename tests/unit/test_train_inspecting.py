@@ -199,8 +199,10 @@ def test_how_far_a_step_moves_the_weights(loops: Callable[..., Loop], kind: dict
     train, loop = trainer(model, optimizer), loops(model=model, optimizer=optimizer)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     sample = loop.run(train)
-    moved = math.sqrt(sum(float((p - b).square().sum()) for p, b in zip(model.parameters(), before, strict=True)))
-    norm = math.sqrt(sum(float(p.square().sum()) for p in model.parameters()))
+    moved = math.sqrt(
+        sum(float((p.detach() - b).square().sum()) for p, b in zip(model.parameters(), before, strict=True))
+    )
+    norm = math.sqrt(sum(float(p.detach().square().sum()) for p in model.parameters()))
     assert sample.param_norm == pytest.approx(norm, rel=1e-5)
     assert sample.update_ratio == pytest.approx(moved / norm, rel=0.05)
     assert sample.unchanged_share == 0, "healthy"
@@ -248,7 +250,7 @@ def test_a_gradient_that_is_not_finite_is_named_though_the_loss_is(loops: Callab
     def train() -> None:
         optimizer.zero_grad()
         loss = model(torch.ones(2, 40)).square().mean() + (model[1].weight * 0).sum().sqrt()
-        assert math.isfinite(float(loss))
+        assert bool(loss.detach().isfinite())
         loss.backward()
         optimizer.step()
 
@@ -291,11 +293,11 @@ class Odd(nn.Module):
         self.frozen = nn.Parameter(torch.ones(16), requires_grad=False)
         self.empty = nn.Parameter(torch.ones(0))
         self.turned = nn.Parameter(torch.randn(60, 40).t())
-        self.double = nn.Parameter(torch.ones(5, dtype=torch.float64))
+        self.wide = nn.Parameter(torch.ones(5, dtype=torch.float64))
 
     def forward(self, ids: Any) -> Any:
         hidden = self.tied(self.inner(self.table(ids))) * self.frozen
-        return hidden.square().mean() + self.turned.square().mean() + self.double.square().mean().float()
+        return hidden.square().mean() + self.turned.square().mean() + self.wide.square().mean().float()
 
 
 def test_odd_parameters_and_several_optimizers(loops: Callable[..., Loop]) -> None:
@@ -315,7 +317,7 @@ def test_odd_parameters_and_several_optimizers(loops: Callable[..., Loop]) -> No
         for optimizer in optimizers:
             optimizer.step()
 
-    norm = math.sqrt(sum(float(p.double().square().sum()) for p in model.parameters() if p.requires_grad))
+    norm = math.sqrt(sum(float(p.detach().double().square().sum()) for p in model.parameters() if p.requires_grad))
     sample = loop.run(lambda: train(first, second))
     assert sample.param_norm == pytest.approx(norm, rel=1e-2)
     assert sample.unchanged_share == 0, "what has no gradient is not asked"

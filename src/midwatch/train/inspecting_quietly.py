@@ -39,7 +39,7 @@ class Quietly:
             return None
         try:
             return look(*args, **kwargs)
-        except Exception as error:  # Whatever a model's tensors, subclasses and hooks can do; training goes on.
+        except Exception as error:  # noqa: BLE001 - whatever a model's tensors and hooks can do, training goes on
             self._end(error)
             return None
 

@@ -27,7 +27,14 @@ TORCH_FREE = [
     *((name,) for name in ("core", "config", "storage", "pulse", "faults", "supervise", "supervise.decide", "audit")),
     *((name,) for name in ("probes", "cluster", "guards", "triage")),
     *((name,) for name in ("checkpoint", "checkpoint.format", "checkpoint.persist", "cli.main", "testing")),
-    ("supervise.agent", "supervise.coordinator", "supervise.guardian", "supervise.launcher", "supervise.page", "supervise.sender"),
+    (
+        "supervise.agent",
+        "supervise.coordinator",
+        "supervise.guardian",
+        "supervise.launcher",
+        "supervise.page",
+        "supervise.sender",
+    ),
     tuple(f"cli.{path.stem}" for path in sorted((PACKAGE / "cli").glob("*.py")) if path.stem != "__init__"),
 ]
 

@@ -1,4 +1,4 @@
-"""Training sends its metrics to real databases, which go away for a minute, while ranks are killed and steps repeated."""
+"""Training sends its metrics to real databases that go away for a minute, while ranks die and steps are repeated."""
 
 from __future__ import annotations
 
@@ -223,10 +223,12 @@ def scraped(server: Server) -> None:
     (up,) = until(lambda: server.query('up{job="midwatch"} == 1'), "scrape")
     until(lambda: server.query('midwatch_rank_step{rank="1"} > 0'), "step of rank 1")
     target = up["metric"]["instance"]
-    page = subprocess.run(["curl", "-sS", f"http://{target}/metrics"], capture_output=True, text=True, check=True).stdout
+    page = subprocess.run(
+        ["curl", "-sS", f"http://{target}/metrics"], capture_output=True, text=True, check=True
+    ).stdout
     checked = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    newest: Any = server.query('midwatch_checkpoint_age_seconds{} < 60')
+    newest: Any = server.query("midwatch_checkpoint_age_seconds{} < 60")
     assert newest, page
 
 

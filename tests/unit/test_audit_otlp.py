@@ -119,7 +119,11 @@ def test_a_part_that_was_rejected_is_not_sent_again(collector: Collector, caplog
 
 
 def test_which_addresses_are_spoken_to_by_otlp() -> None:
-    for url in ("http://c:4318/v1/metrics", "http://v:8428/opentelemetry/v1/metrics?x=1", "https://p/api/v1/otlp/v1/metrics/"):
+    for url in (
+        "http://c:4318/v1/metrics",
+        "http://v:8428/opentelemetry/v1/metrics?x=1",
+        "https://p/api/v1/otlp/v1/metrics/",
+    ):
         assert sink_of(url).name.startswith("otlp:http")
     assert sink_of("http://c/other", kind="otlp").name == "otlp:http://c/other"
     for plain in (sink_of("http://p/api/v1/write"), sink_of("http://c/v1/metrics", kind="remote_write")):

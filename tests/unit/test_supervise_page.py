@@ -208,8 +208,10 @@ def test_storage_that_hangs_makes_the_answer_old_and_not_late(monkeypatch: pytes
     asyncio.run(asyncio.wait_for(run(), 20))
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_bug_in_a_look_is_not_taken_for_slow_storage() -> None:
+def test_a_bug_in_a_look_is_not_taken_for_slow_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", traces.append)
+
     def broken() -> Sequence[Family]:
         raise ZeroDivisionError
 
@@ -219,6 +221,8 @@ def test_a_bug_in_a_look_is_not_taken_for_slow_storage() -> None:
         asking = asyncio.create_task(mine.newest())
         await failed.wait()
         asking.cancel()
+        while not traces:
+            await asyncio.sleep(0.01)
         await asyncio.gather(asking, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(run(), 20))

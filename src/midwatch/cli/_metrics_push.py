@@ -26,7 +26,10 @@ _PAUSE_S: Final = 0.2
 )
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.option(
-    "--to", "target", metavar="URL", help="A receiver (see metrics.push.kind), or tensorboard:FOLDER. Default: metrics.push.url."
+    "--to",
+    "target",
+    metavar="URL",
+    help="A receiver (see metrics.push.kind), or tensorboard:FOLDER. Default: metrics.push.url.",
 )
 @click.option(
     "--wait", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Seconds for a receiver that is away."

@@ -24,13 +24,11 @@ from midwatch.config import expand_path, load_config
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="The TOML file of the run.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key; may be repeated.")
 @json_option
-def serve(
-    run: Path, *, listen: str | None, config_file: Path | None, overrides: Sequence[str], is_json: bool
-) -> None:
+def serve(run: Path, *, listen: str | None, config_file: Path | None, overrides: Sequence[str], is_json: bool) -> None:
     """Answer Prometheus for the run in the folder RUN until interrupted: GET /metrics and GET /healthz.
 
-    For a run without midwatch's supervisor, or one that is over. A live one under midwatch run serves its own page, with
-    more in it, where metrics.listen says so. Nothing in the run folder is changed.
+    For a run without midwatch's supervisor, or one that is over. A live one under midwatch run serves its own page,
+    with more in it, where metrics.listen says so. Nothing in the run folder is changed.
     """
     # What a page needs is much, and the other verbs of metrics need none of it.
     from midwatch.audit.exporters import Listen

@@ -39,9 +39,7 @@ class Companion:
         log: Takes its stderr.
     """
 
-    def __init__(
-        self, module: str, hear: Hear, born: Callable[[], None], env: Mapping[str, str], log: Path
-    ) -> None:
+    def __init__(self, module: str, hear: Hear, born: Callable[[], None], env: Mapping[str, str], log: Path) -> None:
         self._child = Child(module, hear, self._ended)
         self._born = born
         self._env = env

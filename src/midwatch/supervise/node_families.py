@@ -57,9 +57,7 @@ def _rank_families(views: Iterable[NodeView]) -> list[Family]:
             "Step of the newest verified checkpoint the rank knows of.",
             lambda _, rank: rank.verified_step,
         ),
-        family(
-            "midwatch_rank_step_seconds", "Time of a step, lately.", lambda _, rank: _per_step(rank, rank.step_s)
-        ),
+        family("midwatch_rank_step_seconds", "Time of a step, lately.", lambda _, rank: _per_step(rank, rank.step_s)),
         family(
             "midwatch_rank_busy_seconds",
             "Time of a step in which the rank's main thread ran, lately; the rest it waited.",

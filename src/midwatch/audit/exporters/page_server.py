@@ -21,6 +21,7 @@ _HEAD_S: Final = 5.0
 _ANSWER_S: Final = 10.0
 """For an answer to go out; what is not fetched by then is given up. Prometheus' own limit is 10 s by default."""
 _MOST_CLIENTS: Final = 16
+"""At once; more are hung up on."""
 _PLAIN: Final = "text/plain; charset=utf-8"
 _WORDS: Final = {
     200: "OK",
@@ -29,7 +30,6 @@ _WORDS: Final = {
     405: "Method Not Allowed",
     408: "Request Timeout",
     431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
 }
 _LISTEN: Final = re.compile(r"(?:(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\s:\[\]/]+))?:)?(?P<port>\d{1,5})")
 
@@ -109,11 +109,9 @@ class PageServer:
         try:
             if is_room:
                 await self._serve(reader, writer)
-            else:
-                await _send(writer, 503, _PLAIN, "too many at once\n")
-            await _hang_up(writer)
-        except (OSError, TimeoutError):
-            pass  # It hung up, or does not fetch its answer.
+                await _hang_up(writer)
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            pass  # It hung up, or does not fetch its answer; or nobody is answered any more.
         finally:
             writer.transport.abort()
             self._clients.discard(client)

@@ -88,7 +88,9 @@ class LedgerCounts:
     def families(self, run: str) -> list[Family]:
         labels = {"run": run}
         return [
-            Family("midwatch_attempts_total", "Launches of the run so far.", "counter", [Sample(self._attempts, labels)]),
+            Family(
+                "midwatch_attempts_total", "Launches of the run so far.", "counter", [Sample(self._attempts, labels)]
+            ),
             Family(
                 "midwatch_incidents_total",
                 "Faults that were judged, by class.",

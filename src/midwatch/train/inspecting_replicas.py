@@ -209,7 +209,7 @@ def _by_part(told: Mapping[int, Mapping[str, str]]) -> dict[str, dict[int, str]]
 
 def _named(names: list[str]) -> str:
     shown = ", ".join(names[:_MOST_NAMED])
-    return shown + (f" and {len(names) - _MOST_NAMED} more tensors" if len(names) > _MOST_NAMED else "")
+    return shown + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

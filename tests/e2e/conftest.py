@@ -14,7 +14,7 @@ from slurm_lab import ClusterRun, Lab
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
-from breaker_jobs import Job  # noqa: E402
+from breaker_jobs import Job
 
 STEPS = 100
 

@@ -53,7 +53,9 @@ def test_all_that_can_be_decided_one_after_the_other(jobs: Callable[..., Job]) -
     job.until_paused(3)
     job.decide("skip")
     job.until_paused(4)
-    assert job.steps()[-1][:2] == (SECOND - 2, SECOND - 1), "one batch was left out, and the second one is not trained on"
+    assert job.steps()[-1][:2] == (SECOND - 2, SECOND - 1), (
+        "one batch was left out, and the second one is not trained on"
+    )
     job.decide("go-on")
     assert [job.wait(launcher) for launcher in launchers] == [0, 0], job.story()
     assert [event["act"] for event in job.events("breaker.went_back")] == ["rewind", "lower_lr", "skip_range"]

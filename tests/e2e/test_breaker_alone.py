@@ -1,5 +1,4 @@
-"""The circuit breaker without a supervisor or by rule: spikes, chains of rewinds, other launchers, full disks, first and
-last steps."""
+"""The circuit breaker without a supervisor, or by rule: spikes, chains of rewinds, full disks, first and last steps."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.procs]
 
 SPIKE = range(208, 213)
 """Five in a row, after the rules are armed."""
-FULL_DISK = '''
+FULL_DISK = """
 import errno
 from midwatch.storage import ops
 
@@ -24,7 +23,7 @@ def observer(operation, path):
         raise OSError(errno.ENOSPC, "No space left on device", path)
 
 ops.set_observer(observer)
-'''
+"""
 
 
 def test_spikes_in_a_row_and_the_last_good_checkpoint_is_kept_meanwhile(jobs: Callable[..., Job]) -> None:
@@ -106,7 +105,9 @@ def test_a_disk_that_is_full_when_the_run_pauses_does_not_keep_people_out(jobs: 
     job = jobs(factor="0")
     full = job.folder / "full"
     full.touch()
-    job.script.write_text(job.script.read_text().replace("run = midwatch.attach", f"{FULL_DISK}\nrun = midwatch.attach"))
+    job.script.write_text(
+        job.script.read_text().replace("run = midwatch.attach", f"{FULL_DISK}\nrun = midwatch.attach")
+    )
     (process,) = job.start()
     job.until("pause", lambda: (job.run_dir / "ledger").is_dir() and job.events("breaker.paused"))
     assert Desk(job.run_dir).memory() == {}

@@ -1,4 +1,4 @@
-"""Real training that goes astray where it is told to, on one rank, several, or several nodes; started as often as needed."""
+"""Real training that goes astray where it is told to, on one rank, several, or several nodes."""
 
 from __future__ import annotations
 

@@ -44,9 +44,7 @@ class Wrapped(Drive):
 
 def test_another_launcher_is_not_promised_the_newest_step() -> None:
     drive = Wrapped()
-    drive.send(
-        NodeJoined, node="h0.r0", agent="h0.r0-a1", nproc=1, address="127.0.0.1", running_attempt=0, ranks=(0,)
-    )
+    drive.send(NodeJoined, node="h0.r0", agent="h0.r0-a1", nproc=1, address="127.0.0.1", running_attempt=0, ranks=(0,))
     drive.send(RanksStarted, node="h0.r0", attempt=drive.attempt)
     drive.attach(step=None)
     drive.train(11)

@@ -1,4 +1,4 @@
-"""What was decided and holds: written down once, undone by the decision in its place, in force with guards off as well."""
+"""What was decided and holds: written down once, undone by a decision in its place, in force with guards off."""
 
 from __future__ import annotations
 

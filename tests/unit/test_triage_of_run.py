@@ -8,8 +8,8 @@ import pytest
 
 from midwatch.audit import Journal, journal_name
 from midwatch.core import TriageError
-from midwatch.triage import replay_run, report
 from midwatch.triage import of_run as module
+from midwatch.triage import replay_run, report
 
 
 def journal(run_dir: Path, attempt: int, losses: dict[int, float], *, rank: int = 0) -> None:
@@ -23,7 +23,7 @@ def journal(run_dir: Path, attempt: int, losses: dict[int, float], *, rank: int 
 
 def test_what_counts_is_judged_also_when_later_attempts_were_refused(tmp_path: Path) -> None:
     journal(tmp_path, 1, {step: 2.0 if step < 30 else float("nan") for step in range(31)})
-    journal(tmp_path, 1, {step: 0.0 for step in range(31)}, rank=3)
+    journal(tmp_path, 1, dict.fromkeys(range(31), 0.0), rank=3)
     journal(tmp_path, 2, {step: 2.0 if step < 28 else float("nan") for step in range(16, 29)})
     for attempt in range(3, 20):
         journal(tmp_path, attempt, {})
@@ -39,7 +39,7 @@ def test_what_counts_is_judged_also_when_later_attempts_were_refused(tmp_path: P
 def test_nothing_to_judge_and_too_much_are_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TriageError, match="no step"):
         replay_run(tmp_path)
-    journal(tmp_path, 1, {step: 2.0 for step in range(50)})
+    journal(tmp_path, 1, dict.fromkeys(range(50), 2.0))
     monkeypatch.setattr(module, "MOST_BYTES", 100)
     with pytest.raises(TriageError, match="too long"):
         replay_run(tmp_path)

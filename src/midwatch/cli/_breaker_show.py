@@ -1,4 +1,4 @@
-"""What ``midwatch breaker show`` tells a person who must decide: what tripped, on which node, what speaks for which cause."""
+"""What ``midwatch breaker show`` tells a person who must decide: what tripped, where, and what the numbers support."""
 
 from __future__ import annotations
 

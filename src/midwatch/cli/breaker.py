@@ -32,8 +32,9 @@ def command() -> None:
 @run_argument
 @json_option
 def show(run: Path | None, *, is_json: bool) -> None:
-    """Say what the breaker of the run in the folder RUN is doing, what was decided and still holds, and what the numbers
-    that the run logged tell of the cause."""
+    """Say what the breaker of the run in the folder RUN is doing, what was decided and still holds, and what the logged
+    numbers tell of the cause.
+    """
     folder = run_folder(run)
     desk = Desk(folder)
     memory = _memory(desk)

@@ -244,7 +244,8 @@ class Acting:
         follows = self._breaker.handle(decision)
         if not any(isinstance(one, _DONE) for one in follows):
             self._carry_out(follows)
-            self._set_aside(decision.act, " ".join(one.sentence for one in follows if isinstance(one, Say)), decision.by)
+            why = " ".join(one.sentence for one in follows if isinstance(one, Say))
+            self._set_aside(decision.act, why, decision.by)
             return
         facts = {k: v for k, v in msgspec.to_builtins(decision).items() if k not in ("type", "now_ns", "cause")}
         facts = {k: v for k, v in facts.items() if v is not False and v not in (None, "", [], ())}

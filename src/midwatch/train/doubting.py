@@ -1,4 +1,4 @@
-"""Checkpoints in doubt: flagged by all ranks alike when the breaker says so, trusted again when it was a false alarm."""
+"""Checkpoints in doubt: flagged by all ranks when the breaker says so, trusted again when it was a false alarm."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ class Run:
     def lr_factor(self) -> float:
         """What all learning rates are multiplied by, as was decided on a paused run; 1.0 for no change.
 
-        In the steps of tracked optimizers midwatch does so itself. It is for a script whose optimizer is of another kind.
+        In the steps of tracked optimizers midwatch does so itself; this is for a script whose optimizer is another.
         """
         self._open()
         return self._guarding.rates.for_script()

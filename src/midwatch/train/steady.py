@@ -1,4 +1,4 @@
-"""Wall time that does not jump while a process lives: a pause is neither cut short nor drawn out by a clock being set."""
+"""Wall time that does not jump while a process lives: setting a clock neither cuts a pause short nor draws it out."""
 
 from __future__ import annotations
 

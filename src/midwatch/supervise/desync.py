@@ -60,7 +60,10 @@ class CountComparer:
         known = self._groups.get(group)
         if known is None:
             known = self._groups[group] = _Group(is_trusted=group in self._lockstep)
+        before = known.newest
         for step, count in counts:
+            if step <= known.newest:
+                continue  # compared already: reports repeat themselves, and a fleet sends many
             found = known.take(rank, step, count, members)
             if found is not None:
                 return Differ(
@@ -70,7 +73,7 @@ class CountComparer:
                     counts=tuple(sorted(found.items())),
                     sound_step=known.sound_step,
                 )
-        if known.is_lockstep:
+        if known.newest != before and known.is_lockstep:
             self._lockstep.add(group)
         return None
 
@@ -78,7 +81,8 @@ class CountComparer:
 class _Group:
     def __init__(self, *, is_trusted: bool) -> None:
         self._steps: OrderedDict[int, dict[int, int]] = OrderedDict()
-        self._newest = -1
+        self.newest = -1
+        """The last step that was compared."""
         self.sound_step = 0
         """The newest at which the differences were the usual ones."""
         self._usual: dict[int, int] | None = None
@@ -106,7 +110,7 @@ class _Group:
         return self._is_busy or (self._is_trusted and len(self._uses) < LEARN_STEPS - 1)
 
     def take(self, rank: int, step: int, count: int, members: int) -> Mapping[int, int] | None:
-        if self._is_settled or step <= self._newest:
+        if self._is_settled:
             return None
         at = self._steps.setdefault(step, {})
         at[rank] = count
@@ -114,7 +118,7 @@ class _Group:
             self._steps.popitem(last=False)
         if len(at) < members:
             return None
-        gap, self._newest = step - self._newest, step
+        gap, self.newest = step - self.newest, step
         for older in [known for known in self._steps if known <= step]:
             del self._steps[older]
         is_odd = self._compare(step, at)

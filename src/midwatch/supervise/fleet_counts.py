@@ -32,9 +32,12 @@ class FleetCounts:
             self._heard.clear()
         for rank in report.ranks:
             for group, counts in groupby(rank.counts, key=attrgetter("group")):
-                heard = self._heard.setdefault(group, set())
+                heard = self._heard.get(group)
+                if heard is None:
+                    heard = self._heard[group] = set()
                 heard.add(rank.rank)
-                pairs = [(count.step, count.count) for count in counts]
-                found = self._comparer.take(rank.rank, group, pairs, len(heard))
+                found = self._comparer.take(
+                    rank.rank, group, ((count.step, count.count) for count in counts), len(heard)
+                )
                 if found is not None:
                     yield found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -185,7 +186,9 @@ class Service:
         after = request.query.get("after", "")
         member.polls += 1
         try:
-            orders = await member.orders_after(int(after) if after.isdecimal() else 0, HOLD_S)
+            # A launch lets all agents ask anew at once; with one hold for all they would go on to come together.
+            hold_s = HOLD_S * random.uniform(0.5, 1.0)
+            orders = await member.orders_after(int(after) if after.isdecimal() else 0, hold_s)
         except asyncio.CancelledError:
             self._mind.hung_up(member)
             raise

@@ -38,7 +38,7 @@ from midwatch.guards.breaker_messages import (
     Ticked,
     WakeAt,
 )
-from midwatch.guards.breaker_policy import doubts, first_position_of, lacks, own_decision, trip_of
+from midwatch.guards.breaker_policy import doubts, first_position_of, lacks, own_decision, spent, trip_of
 
 CALM_STEPS: Final = 50
 """Steps without an outlier after which one is over."""
@@ -248,6 +248,11 @@ class Breaker:
             return f"it is about pause {decision.pause}, and this is number {memory.pauses}"
         if decision.is_automatic and (memory.state != "open" or memory.is_doubtful):
             return "it is for a person to decide"
+        if decision.is_automatic and decision.act not in ("go_on", "stop"):
+            # Another process may have taken over since the trip, with time for one more.
+            enough = spent(memory, decision.now_ns, self._rules.rewinds_per_day)
+            if enough:
+                return enough
         if decision.act == "stop":
             return "the run has ended already" if memory.state == "ended" else ""
         if decision.pause is not None and not is_waiting:

@@ -47,10 +47,15 @@ def doubts(memory: Memory, trip: Trip, now_ns: int, rewinds_per_day: int) -> str
         return f"the second time at position {trip.position} of the data without progress"
     if trip.since_load is not None and any(one.since_load == trip.since_load for one in same):
         return f"the second time {trip.since_load} steps after a load without progress"
+    return spent(memory, now_ns, rewinds_per_day)
+
+
+def spent(memory: Memory, now_ns: int, rewinds_per_day: int) -> str:
+    """Why no rule may go back any more today; empty when one may."""
     memory.automatic_ns = [at for at in memory.automatic_ns if now_ns - at < DAY_NS]
-    if len(memory.automatic_ns) >= rewinds_per_day:
-        return f"{len(memory.automatic_ns)} automatic rewinds in 24 hours are enough"
-    return ""
+    if len(memory.automatic_ns) < rewinds_per_day:
+        return ""
+    return f"{len(memory.automatic_ns)} automatic rewinds in 24 hours are enough"
 
 
 def own_decision(trip: Trip, now_ns: int, cause: str) -> Decision:

@@ -3,6 +3,7 @@
 
 guards.py cost                 microseconds a step: run.log and all guards; the exit code says whether the bar holds
 guards.py curves FOLDER        incidents and notes on each curve of a folder with an index.jsonl
+guards.py variants FOLDER      the same, written as other loggers would: thinned, rounded, in bits, with restarts
 guards.py big [--rows N]       rows a second and memory of `midwatch triage` on a made-up file
 """
 
@@ -18,9 +19,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+from guard_variants import VARIANTS, Record, read, write
 
 from midwatch.config import GuardsConfig, ScheduleConfig
-from midwatch.guards import Breaker, Guards, Sample, judged
+from midwatch.guards import TIERS, Breaker, Guards, Sample, judged
 from midwatch.triage import read_facts, replay, report
 
 BAR_US = 200.0
@@ -68,7 +72,7 @@ def cost() -> int:
         log = MetricLog(Journal(Path(folder) / "a0001.jsonl"), every=10)
         for sample in samples(STEPS):
             start = time.perf_counter_ns()
-            log.add(sample.step, 0.1, {"loss": sample.loss, "grad_norm": sample.grad_norm, "lr": 3e-4, "tokens": 4096})
+            log.add(sample.step, {"loss": sample.loss, "grad_norm": sample.grad_norm, "lr": 3e-4, "tokens": 4096})
             logged = time.perf_counter_ns()
             breaker.handle(judged(guards.observe(sample), logged))
             end = time.perf_counter_ns()
@@ -114,6 +118,50 @@ def curves(folder: Path) -> int:
     return 0
 
 
+def variants(folder: Path, names: list[str]) -> int:
+    """A line a way of writing them; spikes are looked for where the curve still has the point."""
+    labels = [json.loads(line) for line in (folder / "index.jsonl").read_text().splitlines()]
+    labels = [label for label in labels if label["healthy"] or label.get("spikes")]
+    curves = {label["file"]: read(folder / label["file"]) for label in labels}
+    print(f"{'as':18}{'points':>9}{'incidents':>10}{'per 100k':>9}{'notes':>7}{'per 100k':>9}{'spikes noted':>14}")
+    for name in names:
+        points = alarms = notes = seen = spikes = 0
+        worst: list[str] = []
+        for label in labels:
+            counted = _variant(name, label, curves[label["file"]])
+            seen, spikes = seen + counted["seen"], spikes + counted["spikes"]
+            if label["healthy"]:
+                points, alarms, notes = points + counted["rows"], alarms + counted["alarms"], notes + counted["notes"]
+                worst += [f"{Path(label['file']).stem} {counted['what']}"] if counted["alarms"] else []
+        rates = [1e5 * count / max(1, points) for count in (alarms, notes)]
+        print(
+            f"{name:18}{points:9}{alarms:10}{rates[0]:9.2f}{notes:7}{rates[1]:9.0f}{seen:9} of {spikes}",
+            "; ".join(worst),
+            flush=True,
+        )
+    return 0
+
+
+def _variant(name: str, label: dict[str, Any], records: list[Record]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "curve.csv"
+        changed = VARIANTS[name](records)
+        write(path, changed)
+        found = report(replay(path))
+    steps = [one.step for one in found.incidents]
+    there = {int(record["step"]) for record in changed}
+    wanted = [spike for spike in label.get("spikes", []) if any(step in there for step in range(spike - 5, spike + 11))]
+    alarms = [one for one in found.incidents if one.tier != "note"]
+    return {
+        "rows": found.curve["rows"],
+        "alarms": found.count("incident") + found.count("trip"),
+        "notes": sum(found.count(tier) for tier in TIERS),
+        "seen": sum(any(spike - 60 <= step <= spike + 60 for step in steps) for spike in wanted),
+        "spikes": len(wanted),
+        "what": ", ".join(f"{one.kind} at {one.step}" for one in alarms[:3]),
+    }
+
+
 def big(rows: int) -> int:
     """One process of its own, so that the peak memory is that of the command."""
     source = random.Random(2)
@@ -141,10 +189,15 @@ def main() -> int:
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("cost")
     verbs.add_parser("curves").add_argument("folder", type=Path)
+    other = verbs.add_parser("variants")
+    other.add_argument("folder", type=Path)
+    other.add_argument("--only", default=",".join(VARIANTS), help="of the ways of writing")
     verbs.add_parser("big").add_argument("--rows", type=int, default=10_000_000)
     given = parser.parse_args()
     if given.verb == "cost":
         return cost()
+    if given.verb == "variants":
+        return variants(given.folder, given.only.split(","))
     return curves(given.folder) if given.verb == "curves" else big(given.rows)
 
 

@@ -198,7 +198,7 @@ def test_a_table_with_gaps_and_words(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ("Wall time,Step,Value\n1700000000.5,7,1.25\n", {"Value": [(7, 1.25)]}),
-        ("_step;train/loss\r\n3;2,5\r\n4;2.5\r\n", {}),
+        ("_step;train/loss\r\n3;2,5\r\n4;2.5\r\n", {"train/loss": [(3, 2.5), (4, 2.5)]}),
         ("\ufeffglobal_step\tloss\n1\t2.5\n", {"loss": [(1, 2.5)]}),
         ('"step","a ""b"""\n"1","2"\n', {'a "b"': [(1, 2.0)]}),
         ("step,loss,loss\n1,2,3\n", {"loss": [(1, 2.0)], "loss.2": [(1, 3.0)]}),
@@ -207,11 +207,7 @@ def test_a_table_with_gaps_and_words(tmp_path: Path) -> None:
 )
 def test_tables_of_many_kinds(tmp_path: Path, text: str, expected: dict[str, object]) -> None:
     path = table(tmp_path / "t.csv", text)
-    if not expected:
-        with pytest.raises(MetricsError, match="no numbers"):
-            import_metrics([path], tmp_path / "run")
-    else:
-        assert bring(tmp_path / "run", path)[1] == expected
+    assert bring(tmp_path / "run", path)[1] == expected
 
 
 def test_a_table_that_names_attempts_and_ranks_may_be_in_any_order(tmp_path: Path) -> None:
@@ -244,7 +240,7 @@ def test_an_odd_column_of_steps_is_named(tmp_path: Path) -> None:
     path = table(tmp_path / "t.csv", "updates_done,loss\n1,2\n")
     with pytest.raises(MetricsError, match="in no format"):
         import_metrics([path], tmp_path / "run")
-    with pytest.raises(MetricsError, match="its columns: updates_done, loss"):
+    with pytest.raises(MetricsError, match="the first line is: updates_done, loss"):
         import_metrics([path], tmp_path / "run", format="csv")
     assert bring(tmp_path / "run", path, step_column="Updates_Done")[1] == {"loss": [(1, 2.0)]}
 
@@ -290,7 +286,6 @@ def test_a_run_in_a_crash_loop_is_none_of_them(tmp_path: Path) -> None:
         ("header alone", b"step,loss\n"),
         ("state", b'{"log_history": 5}'),
         ("state2", b'{"log_history": [' + b"[" * 100_000),
-        ("quote", b'step,loss\n"1,2\n' + b"3,4\n" * 400_000),
     ],
 )
 def test_files_of_no_use_are_refused_in_words(tmp_path: Path, name: str, content: bytes) -> None:

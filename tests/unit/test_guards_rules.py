@@ -390,3 +390,27 @@ def test_a_sample_is_made_of_what_a_script_logs() -> None:
     assert sample_of(7, logged) == Sample(step=7, loss=2.0, grad_norm=0.5, lr=(1e-3, 2e-3), is_skipped=True)
     assert sample_of(8, {"loss": None, "lr": 3e-4, "param_norm": "?"}) == Sample(step=8, lr=3e-4)
     assert sample_of(9, {"lr": [], "loss": 10**400}) == Sample(step=9)
+
+
+# --- how numbers are written ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decimals", [1, 2, 3])
+def test_a_loss_that_is_printed_coarsely_has_no_spikes_of_its_own(decimals: int) -> None:
+    def change(step: int, values: dict[str, Any]) -> None:
+        values["loss"] = round(values["loss"], decimals)
+        values["grad_norm"] = round(values["grad_norm"], 1)
+        if step == 2500:
+            values["loss"] += 1.0
+
+    found = [one for one in run(3000, change) if one.kind != "plateau"]
+    assert {one.step for one in found if one.tier != "note"} <= {2500}
+    assert [one.kind for one in found if one.step == 2500] == ["spike"]
+    assert len(found) <= 4
+
+
+def test_shares_that_are_no_numbers_say_nothing() -> None:
+    guards = Guards()
+    for value in (NAN, math.inf):
+        sample = Sample(step=5, loss=2.5, unchanged_share=value, seen_share=value, repeated_share=value)
+        assert guards.observe(sample).findings == ()

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midwatch.audit.importers.table import looks_like_table
-from midwatch.core import STEP_COLUMNS, TriageError
+from midwatch.audit.importers import STEP_COLUMNS, format_of
+from midwatch.audit.importers.textfile import TextFile
+from midwatch.core import TriageError
 from midwatch.triage import Replayed, read_facts, replay, report
-from midwatch.triage.textfile import TextFile
 
 HEADER = "step,loss,grad_norm"
 
@@ -49,10 +49,9 @@ Judge = Callable[[str | bytes], Replayed]
 
 
 @pytest.mark.parametrize("name", STEP_COLUMNS)
-def test_what_can_be_imported_can_be_judged(judge: Judge, name: str) -> None:
-    text = rows(range(300), header=f"{name},loss,grad_norm")
-    judge(text)
-    assert looks_like_table(text)
+def test_what_can_be_imported_can_be_judged(judge: Judge, tmp_path: Path, name: str) -> None:
+    judge(rows(range(300), header=f"{name},loss,grad_norm"))
+    assert format_of(tmp_path / "run.csv") == "csv"
 
 
 # --- what does not count -------------------------------------------------------------------------------------------
@@ -75,6 +74,7 @@ def test_a_second_roll_back_behind_the_first(judge: Judge) -> None:
 def test_a_run_that_began_anew_is_judged_from_its_beginning(judge: Judge) -> None:
     found = judge(rows(range(400), range(1000)))
     assert (found.rows, found.dead_rows) == (1000, 400)
+    assert "begin anew 1 times" in report(found).remarks[0]
 
 
 def test_a_header_in_the_middle_is_a_joined_file(judge: Judge) -> None:
@@ -155,7 +155,7 @@ def test_a_number_that_was_cut_is_not_believed(tmp_path: Path) -> None:
     facts.write_text(json.dumps({"schedule": {"kind": "constant", "peak_lr": 5.279e-5}, "later": 1}))
     found = replay(path, read_facts(facts))
     assert found.findings == []
-    assert found.oddities == {"a last line without its end": 1}
+    assert found.oddities == {"cut last line": 1}
     assert found.rows == 301
 
 
@@ -181,7 +181,7 @@ def test_rubbish_is_passed_over_and_counted(judge: Judge) -> None:
     found = judge("\n".join(lines) + "\n")
     assert found.findings == []
     assert found.oddities["field that is no number"] == 1
-    assert found.oddities["line whose step is no number"] >= 3
+    assert found.oddities["rows without a step"] >= 3
     assert found.rows == 600
 
 
@@ -233,7 +233,7 @@ def test_a_line_without_an_end_in_sight(judge: Judge) -> None:
         (b"step,loss\n", "no row of numbers"),
         (b"loss,lr\n2,3\n", "no column counts steps"),
         (b"step,wall_time\n1,2\n", "no column that can be judged"),
-        (b"1,2.5\n2,2.4\n", "no column counts steps"),
+        (b"1,2.5\n2,2.4\n", "holds numbers, not names"),
         (gzip.compress(b"step,loss\n", mtime=0), "gzip"),
         (b"\x89PNG\0\0\0\x01", "is not text"),
     ],
@@ -309,8 +309,8 @@ def test_a_file_that_grows_while_it_is_read(tmp_path: Path) -> None:
     grown: list[int] = []
 
     class Growing(TextFile):
-        def lines(self, tell: Any = None) -> Any:
-            yield from super().lines(tell)
+        def lines(self, *args: Any, **more: Any) -> Any:
+            yield from super().lines(*args, **more)
             with path.open("a") as file:
                 file.write("".join(f"2,{row(step)}\n" for step in range(300, 320)))
             grown.append(1)
@@ -318,7 +318,7 @@ def test_a_file_that_grows_while_it_is_read(tmp_path: Path) -> None:
     found = replay(path)
     assert found.rows == 300
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("midwatch.triage.curve.TextFile", Growing)
+        patch.setattr("midwatch.audit.importers.table.TextFile", Growing)
         assert replay(path).rows == 300
     assert grown
 

@@ -18,7 +18,7 @@ from midwatch.storage import ops, read_json, write_json_atomic
 
 READY: Final = ".import-ready"
 _PLAN: Final = "plan.json"
-_NAME: Final = re.compile(r"a(\d{4,})(?:-r(\d{5,}))?\.jsonl")
+_NAME: Final = re.compile(r"a(\d{4,9})(?:-r(\d{5,9}))?\.jsonl")
 
 
 class JournalFile(NamedTuple):

@@ -12,6 +12,7 @@ import click
 
 from midwatch.audit import read_run
 from midwatch.audit.index import MetricIndex, Point, SyncReport
+from midwatch.cli._metrics_summary import show_summary, summary
 from midwatch.cli._output import exits, json_option, plain, say, show_json, table
 from midwatch.cli._places import run_folder
 from midwatch.cli._progress import ByteCounter
@@ -22,6 +23,9 @@ ASKED: Final = "a person asked for it"
 
 TEXT_BUCKETS: Final = 20
 """Rows for people who did not say how many."""
+
+_MOST: Final = 2**62
+"""Steps and ranks are 64 bits in the index."""
 
 _run = click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 _config = click.option("--config", "config_file", type=click.Path(path_type=Path), help="The TOML file of the run.")
@@ -35,9 +39,9 @@ _set = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", he
 @_run
 @click.argument("names", metavar="[METRIC...]", nargs=-1)
 @click.option("--buckets", type=click.IntRange(min=1, max=100_000), metavar="N", help="Lowest and highest of N parts.")
-@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Of this rank.")
-@click.option("--from", "first", type=int, metavar="STEP", help="From this step on.")
-@click.option("--to", "last", type=int, metavar="STEP", help="Up to this step.")
+@click.option("--rank", type=click.IntRange(min=0, max=_MOST), default=0, show_default=True, help="Of this rank.")
+@click.option("--from", "first", type=click.IntRange(-_MOST, _MOST), metavar="STEP", help="From this step on.")
+@click.option("--to", "last", type=click.IntRange(-_MOST, _MOST), metavar="STEP", help="Up to this step.")
 @click.option("--branches", is_flag=True, help="Also what was rolled back, and where each attempt began.")
 @_config
 @_set
@@ -70,7 +74,9 @@ def show(
                 _series(index, name, rank, count, span, is_with_dead=branches) for name in dict.fromkeys(names)
             ]
         else:
-            document["metrics"] = [_plain_numbers(info._asdict()) for info in index.metrics()]
+            infos = index.metrics()
+            document["metrics"] = [_plain_numbers(info._asdict()) for info in infos]
+            document |= summary(index, infos)
     if is_json:
         show_json(document)
     else:
@@ -140,7 +146,7 @@ def _about(index: MetricIndex, *, is_with_branches: bool = False) -> dict[str, A
 def _series(
     index: MetricIndex, name: str, rank: int, count: int | None, span: dict[str, int], *, is_with_dead: bool
 ) -> dict[str, Any]:
-    if not index.has(name, rank):
+    if not _is_text(name) or not index.has(name, rank):
         raise _unknown(index, name, rank)
     answer: dict[str, Any] = {"metric": name, "rank": rank}
     if count is None:
@@ -152,6 +158,15 @@ def _series(
         dead = index.dead(name, rank=rank, **span)
         answer["dead"] = [{**branch._asdict(), "points": _points(branch.points)} for branch in dead]
     return answer
+
+
+def _is_text(name: str) -> bool:
+    """What the command line was given need not be UTF-8, and a metric's name is."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _unknown(index: MetricIndex, name: str, rank: int) -> MetricsError:
@@ -188,6 +203,7 @@ def _text(value: object) -> str:
 def _show(document: dict[str, Any]) -> None:
     if "metrics" in document:
         _show_metrics(document["metrics"])
+        show_summary(document)
     for series in document.get("series", []):
         _show_series(series)
     if document.get("attempts"):

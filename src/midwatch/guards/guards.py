@@ -129,7 +129,8 @@ class Guards:
         is_past_start = step >= self._start
         found.append(self._spikes.judge(step, loss, is_past_start=is_past_start))
         trend = self._spikes.trend
-        found.append(self._level.judge(step, loss, trend.scale if is_past_start and trend.is_armed else None))
+        scale = trend.scale if is_past_start and trend.is_armed else None
+        found.append(self._level.judge(step, loss, scale, trend.grain))
         found.append(self._plateau.judge(step, loss))
         if self._begin is not None:
             found.append(self._begin.judge(step, loss))
@@ -159,7 +160,7 @@ class Guards:
             found.append(updates.judge_ratio(step, sample.update_ratio, is_past_start=is_past_start))
         if _is_usable(sample.param_norm) and self._is_new("param_norm"):
             found.append(updates.judge_norm(step, sample.param_norm, is_past_start=is_past_start))
-        if sample.unchanged_share is not None and self._is_new("unchanged_share"):
+        if _is_finite(sample.unchanged_share) and self._is_new("unchanged_share"):
             found.append(updates.judge_unchanged(step, sample.unchanged_share))
 
     def _take_ranks(self, sample: Sample, found: list[Finding | None]) -> None:
@@ -168,13 +169,14 @@ class Guards:
         if sample.rank_norms and self._is_new("rank_norms"):
             found += self._rank_norms.judge(sample.step, sample.rank_norms)
         if sample.checksums and self._is_new("checksums"):
-            found.append(self._replicas.judge(sample.step, sample.checksums))
+            is_certain, place = sample.are_replicas_certain, sample.place
+            found.append(self._replicas.judge(sample.step, sample.checksums, is_certain=is_certain, place=place))
 
     def _take_batch(self, sample: Sample, found: list[Finding | None]) -> None:
         step, batches = sample.step, self._batches
-        if sample.seen_share is not None and self._is_new("seen_share"):
+        if _is_finite(sample.seen_share) and self._is_new("seen_share"):
             found.append(batches.judge_seen(step, sample.seen_share))
-        if sample.repeated_share is not None and self._is_new("repeated_share"):
+        if _is_finite(sample.repeated_share) and self._is_new("repeated_share"):
             found.append(batches.judge_repeated(step, sample.repeated_share))
         if _is_usable(sample.token_entropy) and self._is_new("token_entropy"):
             found.append(batches.judge_entropy(step, sample.token_entropy))
@@ -214,6 +216,10 @@ class Guards:
         for name, part in self._parts.items():
             if name in state["parts"]:
                 part.load_state_dict(state["parts"][name])
+
+
+def _is_finite(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
 
 
 def _is_usable(value: float | None) -> TypeGuard[float]:

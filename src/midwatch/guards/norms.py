@@ -43,6 +43,7 @@ class NormGuard:
     def judge(self, step: int, norm: float, *, is_loss_outlier: bool, is_past_start: bool) -> list[Finding]:
         """Score one positive, finite norm, and learn from it."""
         value = math.log(norm)
+        self._trend.written(norm)
         self._spike.passed()
         self._climb.passed()
         self._since_loss = 0 if is_loss_outlier else self._since_loss + 1

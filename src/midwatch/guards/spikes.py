@@ -54,6 +54,7 @@ class SpikeGuard:
     def judge(self, step: int, loss: float, *, is_past_start: bool) -> Finding | None:
         """Score one positive, finite loss, and learn from it."""
         value = math.log(loss)
+        self.trend.written(loss)
         self._up.passed()
         self._down.passed()
         z = self.trend.score(value) if is_past_start else None

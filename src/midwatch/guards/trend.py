@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from typing import Any, Final
 
+from midwatch.guards.grain import Grain
 from midwatch.guards.window import middle
 
 TO_SIGMA: Final = 1.4826
@@ -24,6 +25,9 @@ training is for, and the trend must keep up with them."""
 OUTLIER_Z: Final = 6.0
 
 MAX_LOG: Final = 709.0
+
+GRAINS: Final = 0.5
+"""The scale is at least this part of the step between two numbers that can be written: three steps are an outlier."""
 
 REFIT_EVERY: Final = 8
 """Values between two looks at the scale: of 128 values few change meanwhile, and the look is what costs."""
@@ -57,8 +61,20 @@ class Trend:
         self._side = 0
         self._count = 0
         self._since_fit = 0
+        self._grain = Grain()
         self.scale = floor
         """One robust standard deviation."""
+
+    def written(self, number: float) -> None:
+        """Take the number as it was logged, before its logarithm is scored: the step from one number that can be
+        written to the next must not be an outlier."""
+        self._grain.add(number)
+        self.scale = max(self.scale, GRAINS * self._grain.relative)
+
+    @property
+    def grain(self) -> float:
+        """The smallest step that the last number could make, as it is written; 0 for exact ones."""
+        return self._grain.relative
 
     @property
     def is_armed(self) -> bool:
@@ -134,7 +150,7 @@ class Trend:
         slope = (middle(self._new) - old) / (len(self._values) - edge)
         begin = old - slope * (edge - 1) / 2
         distances = sorted(map(abs, [value - begin - slope * at for at, value in enumerate(self._values)]))
-        self.scale = max(self._floor, TO_SIGMA * middle(distances))
+        self.scale = max(self._floor, GRAINS * self._grain.relative, TO_SIGMA * middle(distances))
         self._since_fit = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,6 +161,7 @@ class Trend:
             "count": self._count,
             "since_fit": self._since_fit,
             "scale": self.scale,
+            "grain": self._grain.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -155,3 +172,5 @@ class Trend:
         self._count = state["count"]
         self._since_fit = state["since_fit"]
         self.scale = state["scale"]
+        if "grain" in state:
+            self._grain.load_state_dict(state["grain"])

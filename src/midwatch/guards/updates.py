@@ -48,6 +48,7 @@ class UpdateGuard:
     def judge_ratio(self, step: int, ratio: float, *, is_past_start: bool) -> Finding | None:
         """Take one positive, finite ratio."""
         value = math.log(ratio)
+        self._updates.written(ratio)
         self._jump.passed()
         self._size.passed()
         z = self._updates.score(value) if is_past_start else None
@@ -84,6 +85,7 @@ class UpdateGuard:
     def judge_norm(self, step: int, norm: float, *, is_past_start: bool) -> Finding | None:
         """Take one positive, finite norm."""
         value = math.log(norm)
+        self._norms.written(norm)
         self._moved.passed()
         z = self._norms.score(value) if is_past_start else None
         finding = None

@@ -12,8 +12,9 @@ from typing import Final
 
 import msgspec
 
+from midwatch.audit.importers import Tell
 from midwatch.core import TriageError
-from midwatch.triage.curve import Curve, Row, Tell
+from midwatch.triage.curve import Curve, Row
 
 MAX_GOING_BACK: Final = 10_000
 MAX_LANES: Final = 1000
@@ -54,6 +55,8 @@ class LiveRow(msgspec.Struct):
     """The first of an excerpt: nothing carries over."""
     is_resumed: bool = False
     """The first after a resume."""
+    is_more: bool = False
+    """Of the same step as the one before: a validation in a row of its own, or a step that was logged twice."""
 
 
 class Branches:
@@ -70,6 +73,8 @@ class Branches:
         self.rows = 0
         self.dead_rows = 0
         self.repeated_rows = 0
+        self.begun_anew = 0
+        """Times that the steps went back to where they had begun, or further."""
         self._scan(tell)
         self._end_lanes()
 
@@ -81,6 +86,7 @@ class Branches:
                 self._switches += 1
             if row.step < lane.last_step:
                 lane.going_back.append((lane.rows, row.step))
+                self.begun_anew += lane.lowest is not None and row.step <= lane.lowest
                 self._refuse_a_mixture(lane)
             elif lane.rows and row.step > lane.last_step:
                 _look_for_a_leap(lane, row.step)
@@ -108,6 +114,7 @@ class Branches:
     def _mixed(self, what: str) -> TriageError:
         message = (
             f"{self._curve.path}: {what}: rows of several attempts or ranks are mixed, and nothing tells them apart"
+            " (or the rows are not in the order of their steps)"
         )
         return TriageError("TR102", message, path=str(self._curve.path))
 
@@ -130,7 +137,7 @@ class Branches:
             raise self._mixed(f"{len(self._order)} attempts alternate")
 
     def live(self, tell: Tell | None = None) -> Iterator[LiveRow]:
-        """Every row that counts; steps rise within an excerpt."""
+        """Every row that counts; steps do not fall within an excerpt."""
         if self._is_in_order:
             yield from self._walk(self._curve.rows(tell))
             return
@@ -154,10 +161,10 @@ class Branches:
             number += 1
             if row.step >= min(returns.ends_before, lane.ends_before):
                 self.dead_rows += 1
-            elif row.step <= last_step:
+            elif row.step < last_step:
                 self.repeated_rows += 1
             else:
-                yield LiveRow(row, is_new_run, is_resumed)
+                yield LiveRow(row, is_new_run, is_resumed, is_more=row.step == last_step)
                 last_step, is_new_run, is_resumed = row.step, False, False
 
     def _follows(self, was: Lane | None, lane: Lane) -> bool:

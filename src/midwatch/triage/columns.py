@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from midwatch.core import STEP_COLUMNS
+from midwatch.audit.importers import Table
 
 
 def _plain(name: str) -> str:
@@ -18,13 +17,23 @@ def _plain(name: str) -> str:
 
 
 NAMES: Final[dict[str, tuple[str, ...]]] = {
-    "step": tuple(map(_plain, STEP_COLUMNS)),
     "attempt": ("attempt", "run_attempt", "attempt_id"),
     "rank": ("rank", "global_rank"),
     "excerpt": ("fragment", "segment", "excerpt", "run", "run_id", "run_name"),
-    "loss": ("loss", "train_loss", "training_loss", "lm_loss", "train_lm_loss", "loss_mean"),
-    "grad_norm": ("grad_norm", "gradnorm", "gnorm", "train_grad_norm", "gradient_norm", "global_grad_norm"),
-    "lr": ("lr", "learning_rate", "train_lr", "train_learning_rate"),
+    "loss": (
+        *("loss", "train_loss", "training_loss", "lm_loss", "train_lm_loss", "loss_mean", "train_loss_step"),
+        *("loss_step", "loss_train_total", "train_crossentropyloss", "metrics_train_languagecrossentropy"),
+        *("loss_metrics_global_avg_loss", "global_avg_loss", "train_ce_loss", "ce_loss", "nll_loss"),
+    ),
+    "perplexity": ("ppl", "perplexity", "train_ppl", "train_perplexity", "lm_loss_ppl"),
+    "grad_norm": (
+        *("grad_norm", "gradnorm", "gnorm", "train_grad_norm", "gradient_norm", "global_grad_norm", "train_gnorm"),
+        *("total_grad_norm", "optim_total_grad_norm", "l2_norm_grad_global", "grad_norm_total"),
+    ),
+    "lr": (
+        *("lr", "learning_rate", "train_lr", "train_learning_rate", "optim_learning_rate", "optim_lr"),
+        *("optim_learning_rate_group0", "lr_decoupledadamw_group0", "lr_adamw", "lr_abs"),
+    ),
     "loss_scale": ("loss_scale", "train_loss_scale", "grad_scale"),
     "skipped": ("skipped", "is_skipped", "skipped_iterations", "number_of_skipped_iterations"),
     "param_norm": ("param_norm", "params_norm", "weight_norm", "weights_norm"),
@@ -43,23 +52,19 @@ _BY_RANK: Final = {
     "lrs": re.compile(r"(?:lr|learning_rate)_(?:group_?|g|pg)?(\d{1,3})"),
 }
 
-
-PLACES: Final = frozenset({"step", "attempt", "rank", "excerpt"})
+PLACES: Final = frozenset({"attempt", "rank", "excerpt"})
 """What says where a row belongs."""
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True):
-    """Where in a row everything stands; ``count`` fields a row."""
+    """Where in a row everything stands."""
 
-    count: int
     at: dict[str, int]
     """What -> index."""
     by_rank: dict[str, tuple[tuple[int, int], ...]]
     """What -> pairs of rank (or parameter group) and index."""
-
-    @property
-    def step(self) -> int:
-        return self.at["step"]
+    passed_over: tuple[str, ...]
+    """Columns that have the same name as one that is judged, such as those of other runs."""
 
     @property
     def metrics(self) -> list[str]:
@@ -67,20 +72,28 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
         return [*(name for name in self.at if name not in PLACES), *self.by_rank]
 
 
-def find_columns(header: Sequence[str]) -> Columns | None:
-    """The columns of a header; None where no column counts steps."""
-    plain = [_plain(name) for name in header]
+def find_columns(table: Table) -> Columns:
+    """The columns of a table that are known, by its names and by whether they hold anything."""
+    plain = ["" if at == table.step_at else _plain(name) for at, name in enumerate(table.names)]
     at: dict[str, int] = {}
+    passed_over: list[str] = []
     for what, names in NAMES.items():
-        known = [name for name in names if name in plain]
-        if known:
-            at[what] = plain.index(known[0])
-    if "step" not in at:
-        return None
-    by_rank: dict[str, tuple[tuple[int, int], ...]] = {}
+        known = [index for name in names for index, word in enumerate(plain) if word == name]
+        if not known:
+            continue
+        at[what] = best = next((index for index in known if table.filled[index]), known[0])
+        twins = [index for index in known if index != best and plain[index] == plain[best] and table.filled[index]]
+        passed_over += [table.names[index] for index in twins]
+    if "loss" in at:
+        at.pop("perplexity", None)
+    return Columns(at=at, by_rank=_by_rank(plain), passed_over=tuple(passed_over))
+
+
+def _by_rank(plain: list[str]) -> dict[str, tuple[tuple[int, int], ...]]:
+    found: dict[str, tuple[tuple[int, int], ...]] = {}
     for what, pattern in _BY_RANK.items():
         pairs = [(int(match[1]), index) for index, name in enumerate(plain) if (match := pattern.fullmatch(name))]
         # One column for one rank says no more than the mean does.
         if len(pairs) > 1:
-            by_rank[what] = tuple(sorted(pairs))
-    return Columns(count=len(plain), at=at, by_rank=by_rank)
+            found[what] = tuple(sorted(pairs))
+    return found

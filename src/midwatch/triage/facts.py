@@ -54,12 +54,17 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
             schedule=ScheduleConfig(
                 kind=kind,  # pyright: ignore[reportArgumentType]  # a word of the table above
                 peak_lr=plan.peak_lr or 0.0,
-                warmup_steps=max(0, plan.warmup_steps or 0),
-                total_steps=max(0, plan.total_steps or 0),
+                warmup_steps=_steps(plan.warmup_steps),
+                total_steps=_steps(plan.total_steps),
                 floor_ratio=min(1.0, max(0.0, plan.floor_ratio or 0.0)),
-                decay_start=max(0, plan.decay_start or 0),
+                decay_start=_steps(plan.decay_start),
             )
         )
+
+
+def _steps(count: int | None) -> int:
+    """A number of steps that a float can hold."""
+    return min(2**53, max(0, count or 0))
 
 
 def read_facts(path: Path) -> Facts:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from midwatch.audit.importers import Tell
 from midwatch.core import TriageError
-from midwatch.guards import Finding, Guards
+from midwatch.guards import Finding, Guards, Sample
 from midwatch.triage.branches import Branches
-from midwatch.triage.curve import Curve, Tell
+from midwatch.triage.curve import Curve
 from midwatch.triage.facts import Facts
 
 MAX_NOTES: Final = 10_000
@@ -31,6 +33,9 @@ class Replayed(msgspec.Struct, kw_only=True):
     dead_rows: int = 0
     """Rolled back by a resume."""
     repeated_rows: int = 0
+    """That say nothing new of a step."""
+    begun_anew: int = 0
+    """Times that the steps began from their first one again."""
     first_step: int | None = None
     last_step: int | None = None
     resumes: list[int] = []
@@ -54,7 +59,8 @@ def replay(path: Path, facts: Facts | None = None, tell: Tell | None = None) -> 
     branches = Branches(curve, tell)
     result = Replayed(path=str(path), has_plan=Guards(facts.guards()).has_plan)
     _Replay(facts, result).run(curve, branches, tell)
-    result.dead_rows, result.repeated_rows = branches.dead_rows, branches.repeated_rows
+    result.dead_rows, result.begun_anew = branches.dead_rows, branches.begun_anew
+    result.repeated_rows += branches.repeated_rows
     result.oddities = dict(sorted((what, count) for what, count in curve.oddities.items() if count))
     if not result.rows:
         raise TriageError("TR101", f"{path}: has columns and no row of numbers", path=str(path))
@@ -73,21 +79,28 @@ class _Replay:
         return Guards(self._facts.guards(), is_scaling_dynamic=self._facts.is_scaling_dynamic)
 
     def run(self, curve: Curve, branches: Branches, tell: Tell | None) -> None:
-        result = self._result
+        result, told = self._result, dict[str, Any]()
+        inputs = Counter[str]()
         for live in branches.live(tell):
-            step = live.row.step
+            step, values = live.row.step, curve.numbers(live.row)
+            if live.is_more:
+                values = {name: value for name, value in values.items() if name not in told}
+                result.repeated_rows += not values
+                told |= values
+            else:
+                told = values
+                result.rows += 1
+            inputs.update(values.keys())
             if live.is_new_run:
                 self._guards = self._new_guards()
                 self._resumes = sorted(at for at in self._facts.resumes or () if at >= step)
             self._resume(step, is_resumed=live.is_resumed)
-            sample = curve.sample(live.row)
-            judgement = self._guards.observe(sample)
-            for finding in judgement.findings:
-                self._keep(finding)
-            result.rows += 1
+            if values or not live.is_more:
+                for finding in self._guards.observe(Sample(step=step, **values)).findings:
+                    self._keep(finding)
             result.first_step = step if result.first_step is None else min(result.first_step, step)
             result.last_step = step if result.last_step is None else max(result.last_step, step)
-        result.inputs = {name: count for name, count in curve.inputs.items() if name != "is_skipped"}
+        result.inputs = {name: count for name, count in inputs.items() if name != "is_skipped"}
 
     def _resume(self, step: int, *, is_resumed: bool) -> None:
         while self._resumes and self._resumes[0] <= step:

@@ -73,10 +73,15 @@ def _plain(finding: Finding) -> Finding:
 
 def _remarks(replayed: Replayed) -> list[str]:
     said: list[str] = []
+    if replayed.begun_anew:
+        said.append(
+            f"the steps begin anew {replayed.begun_anew} times, and what came before does not count "
+            "(are these several runs, or epochs? a column named run tells them apart)"
+        )
     if replayed.dead_rows:
         said.append(f"{replayed.dead_rows} rows were rolled back by a resume and do not count")
     if replayed.repeated_rows:
-        said.append(f"{replayed.repeated_rows} rows repeat a step; the first of each counts")
+        said.append(f"{replayed.repeated_rows} rows say nothing new of a step that came before")
     said += [f"{count} x {what}" for what, count in replayed.oddities.items()]
     said += [f"{count} more of tier {tier} are not listed" for tier, count in replayed.left_out.items()]
     if "loss" not in replayed.inputs:

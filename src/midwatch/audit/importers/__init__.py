@@ -1,7 +1,26 @@
-"""Metrics that other frameworks wrote, brought into a run's journals. Needs no PyTorch and no TensorFlow."""
+"""Metrics that other frameworks wrote, brought into a run's journals, and the reader of tables that triage shares.
+
+Needs no PyTorch and no TensorFlow.
+"""
 
 from midwatch.audit.importers.attempts import Attempt
 from midwatch.audit.importers.bring import Imported, import_metrics
 from midwatch.audit.importers.detect import FORMATS, format_of
+from midwatch.audit.importers.header import STEP_COLUMNS
+from midwatch.audit.importers.numbers import is_missing
+from midwatch.audit.importers.table import Table, TableRow
+from midwatch.audit.importers.textfile import Tell, UnfitFileError
 
-__all__ = ["FORMATS", "Attempt", "Imported", "format_of", "import_metrics"]
+__all__ = [
+    "FORMATS",
+    "STEP_COLUMNS",
+    "Attempt",
+    "Imported",
+    "Table",
+    "TableRow",
+    "Tell",
+    "UnfitFileError",
+    "format_of",
+    "import_metrics",
+    "is_missing",
+]

@@ -5,12 +5,20 @@ A value that comes late (a validation that took its time) is no such sign, for i
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from midwatch.audit.importers.mixed import Mixture
+from midwatch.audit.importers.numbers import LARGEST_STEP
 from midwatch.audit.importers.output import JournalOutput
 from midwatch.audit.importers.rows import MOST_METRICS, Notes, Row
 from midwatch.core import MetricsError
+
+MOST_JOURNALS: Final = 20_000
+"""Attempts times ranks; each is a file. More are none: a column that is called rank counts something else."""
+LONGEST_NAME: Final = 500
+"""Characters; it would be written with each value."""
 
 
 class Attempt(msgspec.Struct):
@@ -34,6 +42,7 @@ class Attempts:
         self._mixture = Mixture(output.source)
         self._last: dict[tuple[int, str], tuple[int, float]] = {}
         self._names: set[str] = set()
+        self._journals: set[tuple[int, int]] = set()
         self._pending: Row | None = None
         self._found: dict[int, Attempt] = {}
         self.points = 0
@@ -46,9 +55,12 @@ class Attempts:
             OSError: The journals cannot be written.
         """
         self._notes.rows += 1
+        if not -LARGEST_STEP < row.step < LARGEST_STEP:
+            self._notes.pass_over("steps beyond all counting")
+            return
         self._is_told = self._is_told or row.attempt is not None
         number = row.attempt if row.attempt is not None else self._seen(row)
-        values = row.values if self._is_told else self._news(row)
+        values = self._named(row.values if self._is_told else self._news(row))
         if not values:
             return
         self._count(number, row)
@@ -104,7 +116,21 @@ class Attempts:
             )
         return kept
 
+    def _named(self, values: dict[str, float]) -> dict[str, float]:
+        """Without what has no name that one could ask for."""
+        if values and max(map(len, values)) <= LONGEST_NAME and "" not in values:
+            return values
+        kept = {name: value for name, value in values.items() if 0 < len(name) <= LONGEST_NAME}
+        if len(kept) < len(values):
+            self._notes.pass_over("values whose name is none", count=len(values) - len(kept))
+        return kept
+
     def _count(self, number: int, row: Row) -> None:
+        self._journals.add((number, row.rank))
+        if len(self._journals) > MOST_JOURNALS:
+            source = self._output.source
+            message = f"{source} has more than {MOST_JOURNALS} attempts and ranks: the columns count something else"
+            raise MetricsError("MT101", message, path=source)
         found = self._found.setdefault(number, Attempt(number, row.step, row.step, row.step))
         found.first, found.last = min(found.first, row.step), max(found.last, row.step)
         found.rows += 1

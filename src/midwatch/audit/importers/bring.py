@@ -19,10 +19,11 @@ from midwatch.audit.importers.attempts import Attempt, Attempts
 from midwatch.audit.importers.detect import expanded, format_of, reader_of
 from midwatch.audit.importers.output import JournalOutput
 from midwatch.audit.importers.rows import Notes, Row
+from midwatch.audit.importers.textfile import UnfitFileError
 from midwatch.audit.journal import Start, decode_journal_line
 from midwatch.audit.journals import finish_import, journal_files, put_in_place
 from midwatch.audit.runfile import ensure_run
-from midwatch.core import MetricsError
+from midwatch.core import MetricsError, printable
 from midwatch.storage import as_storage_error, locked, ops
 
 MOST_OPEN: Final = 200
@@ -36,7 +37,7 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
 
     run_dir: str
     files: list[dict[str, str]]
-    """``path`` and ``format``."""
+    """``path`` (a name that is no UTF-8 with escapes) and ``format``."""
     attempts: list[Attempt]
     rows: int
     points: int
@@ -83,15 +84,17 @@ def import_metrics(
             found = _read(files, attempts, notes, step_column)
         else:
             with _workplace(run_dir) as folder:
-                run = ensure_run(run_dir, name=paths[0].name).run
+                run = ensure_run(run_dir, name=printable(paths[0].name)).run
                 attempts = Attempts(JournalOutput(folder, run, _source(files)), notes)
                 found = _read(files, attempts, notes, step_column)
                 put_in_place(folder, run_dir, _make_room(run_dir, is_replacing))
+    except UnfitFileError as error:
+        raise MetricsError("MT101", str(error), hint=error.hint, path=str(paths[0])) from error
     except OSError as error:
         raise as_storage_error(error, "the import was broken off") from error
     return Imported(
         run_dir=str(run_dir),
-        files=[{"path": str(path), "format": name} for path, _, name in files],
+        files=[{"path": printable(path), "format": name} for path, _, name in files],
         attempts=found,
         rows=notes.rows,
         points=attempts.points,
@@ -104,7 +107,7 @@ def import_metrics(
 
 def _source(files: list[tuple[Path, str, str]]) -> str:
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    return f"{files[0][0].name}{more}"
+    return f"{printable(files[0][0].name)}{more}"
 
 
 def _read(files: list[tuple[Path, str, str]], attempts: Attempts, notes: Notes, step_column: str) -> list[Attempt]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import Final, NamedTuple
 
 from midwatch.audit.importers.numbers import without_colour
 from midwatch.audit.importers.rows import Notes
-from midwatch.storage import open_regular
+from midwatch.audit.importers.textfile import TextFile
 
-LONGEST_BYTES: Final = 1 << 16
-"""Progress bars write megabytes without a newline; a line of metrics is far shorter."""
+LONGEST: Final = 1 << 16
+"""Characters; a line of metrics is far shorter."""
 
 _RANK: Final = re.compile(r"^\s*\[(?:rank|default|worker)?_?(\d{1,6})\]\s*:")
 
@@ -34,19 +33,10 @@ class Line(NamedTuple):
 
 
 def log_lines(path: Path, notes: Notes) -> Iterator[Line]:
-    """All lines. Carriage returns count as line ends: a progress bar shares its line with what is printed after it.
+    """All lines.
 
     Raises:
-        OSError: The file cannot be read.
+        OSError: The file cannot be read. UnfitFileError: It is not text.
     """
-    with os.fdopen(open_regular(path), "rb") as file:
-        number = 0
-        while raw := file.readline(LONGEST_BYTES):
-            notes.read(len(raw))
-            number += 1
-            text = without_colour(raw.decode("utf-8", "replace"))
-            is_whole = text.endswith("\n")
-            parts = text.rstrip("\r\n").split("\r")
-            for part in parts[:-1]:
-                yield Line(number, part, is_whole=True)
-            yield Line(number, parts[-1], is_whole)
+    for line in TextFile(path).lines(notes.read, LONGEST):
+        yield Line(line.number, without_colour(line.text), line.is_ended)

@@ -1,203 +1,156 @@
-"""Tables: CSV, and the same with tabs or semicolons. One row a step, names in the first line."""
+"""Tables: CSV, and the same with other separators, other decimals, gaps, words and damage. One row a step.
+
+The one reader of them: importing takes all columns of numbers, triage those that it knows.
+"""
 
 from __future__ import annotations
 
-import csv
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple, TextIO
+from typing import Final, NamedTuple
 
-from midwatch.audit.importers.numbers import MISSING, number_of, seconds_to_ns, step_of, time_in
-from midwatch.audit.importers.rows import MOST_METRICS, Notes, Row
-from midwatch.core import STEP_COLUMNS, MetricsError
-from midwatch.storage import open_regular
+from midwatch.audit.importers.header import find_header, find_step, plain_header, why_none
+from midwatch.audit.importers.numbers import NumberFormat, is_missing, number_format
+from midwatch.audit.importers.quoted import Pushable, quoted_cells
+from midwatch.audit.importers.textfile import Tell, TextFile, UnfitFileError
 
 SAMPLE_ROWS: Final = 1000
-"""Rows that decide which columns are text: a column of hashes holds some that look like numbers."""
+"""The first rows decide how numbers are written, and which columns hold some."""
+_SAMPLE_CELLS: Final = 200_000
+_LEAST_SAMPLE_ROWS: Final = 50
 
-_SECONDS: Final = ("wall_time", "wall time", "_timestamp", "timestamp", "unix_time")
-_DELIMITERS: Final = (",", "\t", ";", "|")
-_LONGEST_CELL: Final = 1 << 20
-_MOST: Final = 10**6
+Odd = Callable[[str, str], None]
+"""Takes what was passed over, by its kind, and where it was."""
 
 
-class _Columns(NamedTuple):
+class TableRow(NamedTuple):
+    """One row that has a step."""
+
+    line: int
     step: int
-    time: int | None
-    is_time_ns: bool
-    attempt: int | None
-    rank: int | None
-    values: dict[int, str]
+    cells: list[str]
+    """In the order of the table's names; the last ones may be missing."""
 
 
-def looks_like_table(head: str, step_column: str = "") -> bool:
-    """The first line names a column of steps."""
-    first = head.lstrip("\ufeff").split("\n", 1)[0].rstrip("\r")
-    names = _split(first)
-    return len(names) > 1 and _find(names, (step_column,) if step_column else STEP_COLUMNS) is not None
+class Table:
+    """A file with a line of names, read as a stream as often as wanted. No row's content raises anything.
 
-
-def read_table(path: Path, notes: Notes, step_column: str = "") -> Iterator[Row]:
-    """A row for each row that has a step and a number.
-
-    Cells that hold no number are passed over; a column that holds text among its first rows is left out as a whole.
+    Args:
+        step_column: Its name, where it is none of the usual.
 
     Raises:
-        OSError: The file cannot be read. MetricsError: MT101 there is no column of steps, or no table.
+        UnfitFileError: It is no table with a column of steps. OSError: It cannot be read.
     """
-    with os.fdopen(open_regular(path), "r", encoding="utf-8-sig", errors="replace", newline="") as file:
-        whole = _Counted(file, notes)
-        header = whole.readline()
-        delimiter = _delimiter(header)
-        columns = _columns(_split(header.rstrip("\r\n"), delimiter), path, step_column)
-        limit = csv.field_size_limit(_LONGEST_CELL)
-        try:
-            yield from _rows(csv.reader(whole, delimiter=delimiter), columns, whole, notes)
-        except csv.Error as error:
-            raise MetricsError(
-                "MT101", f"{path} is no table from line {whole.line} on: {error}", path=str(path)
-            ) from error
-        finally:
-            csv.field_size_limit(limit)
 
+    def __init__(self, path: Path, step_column: str = "") -> None:
+        self.path = path
+        self._file = TextFile(path)
+        self._step_column = step_column
+        header = find_header(self._file.lines(), step_column)
+        if header is None:
+            hint = "" if step_column else "Name the column of steps with --step-column."
+            raise UnfitFileError(f"{path}: {why_none(self._file.lines(), step_column)}", hint)
+        self._header = header
+        self.names = header.names
+        self.step_at = header.step
+        self.format = NumberFormat()
+        sample = self._sample()
+        self.format = number_format(cell for cells in sample for cell in cells)
+        self.filled = [0] * len(self.names)
+        """Cells with a value among the first rows, by column."""
+        self.numbers = [0] * len(self.names)
+        """Those of them that are numbers: a column of hashes holds some that look like one."""
+        self._count(sample)
+        self.step_at = self._best_step(len(sample))
 
-class _Counted:
-    """The lines of a file; remembers whether the last one was whole."""
-
-    def __init__(self, file: TextIO, notes: Notes) -> None:
-        self._file = file
-        self._notes = notes
-        self.line = 0
-        self.is_whole = True
-
-    def readline(self) -> str:
-        text = self._file.readline(_LONGEST_CELL)
-        self.line += 1
-        self.is_whole = text.endswith("\n")
-        self._notes.read(len(text))
-        # A NUL is what a crash leaves of a page that was not written.
-        return text.replace("\0", "")
-
-    def __iter__(self) -> Iterator[str]:
-        while text := self.readline():
-            yield text
-
-
-def _rows(reader: Iterator[list[str]], columns: _Columns, lines: _Counted, notes: Notes) -> Iterator[Row]:
-    sample: list[tuple[int, list[str], bool]] = []
-    values = columns.values
-    is_decided = False
-    for cells in reader:
-        entry = (lines.line, cells, lines.is_whole)
-        if not is_decided:
-            sample.append(entry)
-            if len(sample) < SAMPLE_ROWS:
+    def rows(self, odd: Odd, tell: Tell | None = None) -> Iterator[TableRow]:
+        """Every row with a step, in the order of the file; what is passed over is told to ``odd``."""
+        count, step_at, whole = len(self.names), self.step_at, self.format.whole
+        order: list[int | None] | None = None
+        for line, written, is_cut in self._records(odd, tell):
+            if is_cut:
+                # Even its last cell may lack digits.
+                written.pop()
+                odd("cut last line", f"line {line}")
+            cells = written
+            if order is not None:
+                cells = [written[at] if at is not None and at < len(written) else "" for at in order]
+            step = whole(cells[step_at]) if step_at < len(cells) else None
+            if step is None:
+                if find_step(written, self._step_column) is not None:
+                    order = self._order(written)
+                elif any(cell.strip() for cell in written):
+                    odd("rows without a step", f"line {line}")
                 continue
-            values, is_decided = _without_text(columns.values, sample, notes), True
-            for one in sample:
-                yield from _row(one, columns, values, notes)
-            sample.clear()
-            continue
-        yield from _row(entry, columns, values, notes)
-    if not is_decided:
-        values = _without_text(columns.values, sample, notes)
-    for one in sample:
-        yield from _row(one, columns, values, notes)
+            if len(cells) != count and not is_cut and (len(cells) < count or _has_value(cells[count:])):
+                odd("rows with other than the usual number of cells", f"line {line}")
+            yield TableRow(line, step, cells)
+
+    def _records(self, odd: Odd, tell: Tell | None, most: int | None = None) -> Iterator[tuple[int, list[str], bool]]:
+        """Line, cells and whether they were cut, of every line after the names, or of the first lines."""
+        delimiter, begin = self._header.delimiter, self._header.line
+        lines = Pushable(islice(self._file.lines(tell), most))
+        for number, text, is_ended, is_part in lines:
+            if number <= begin:
+                continue
+            if is_part:
+                odd("lines too long for a row", f"line {number}")
+            elif "\0" in text:
+                # What a crash leaves of a page that was not written: what stood there is gone.
+                odd("lines with zero bytes", f"line {number}")
+            elif '"' in text and delimiter is not None:
+                cells, is_whole = quoted_cells(text, delimiter, lines, self._is_row, is_ended=is_ended)
+                yield number, cells, not is_whole
+            elif text and not text.isspace():
+                yield number, text.split(delimiter), not is_ended
+
+    def _is_row(self, text: str) -> bool:
+        cells = text.split(self._header.delimiter)
+        return len(cells) == len(self.names) and self.format.whole(cells[self.step_at]) is not None
+
+    def _order(self, names: list[str]) -> list[int | None] | None:
+        """Where to find each column behind another line of names: of files that were joined. None: as before."""
+        plain = [plain_header(name) for name in names]
+        order = [plain.index(name) if name in plain else None for name in map(plain_header, self.names)]
+        is_same = all(at == place or self.names.count(self.names[place]) > 1 for place, at in enumerate(order))
+        return None if is_same else order
+
+    # --- the first rows ----------------------------------------------------------------------------------------------
+
+    def _sample(self) -> list[list[str]]:
+        rows = max(_LEAST_SAMPLE_ROWS, min(SAMPLE_ROWS, _SAMPLE_CELLS // len(self.names)))
+        records = self._records(_ignore, None, self._header.line + 2 * rows)
+        return [cells for _, cells, is_cut in islice(records, rows) if not is_cut]
+
+    def _count(self, sample: list[list[str]]) -> None:
+        number, usual = self.format.number, len(self.names)
+        other = 0
+        for cells in sample:
+            other += _has_value(cells[usual:]) or (self._header.delimiter is None and len(cells) < usual)
+            for at, cell in enumerate(cells[:usual]):
+                if not is_missing(cell):
+                    self.filled[at] += 1
+                    self.numbers[at] += number(cell) is not None
+        if other > max(1, len(sample) // 2):
+            have = sorted(map(len, sample))[len(sample) // 2]
+            raise UnfitFileError(
+                f"{self.path}: most rows have {have} cells, and the line of names has {usual} "
+                f"({', '.join(self.names)[:200]}): nobody can tell which is which"
+            )
+
+    def _best_step(self, rows: int) -> int:
+        """Some loggers name several columns so, and fill one of them in rows of one kind only."""
+        best = self._header.step
+        if self._step_column or self.numbers[best] * 10 >= rows * 9:
+            return best
+        known = [at for at, name in enumerate(self.names) if find_step([name]) is not None]
+        return max(known, key=lambda at: (self.numbers[at], at == best))
 
 
-def _row(entry: tuple[int, list[str], bool], columns: _Columns, names: dict[int, str], notes: Notes) -> Iterator[Row]:
-    line, cells, is_whole = entry
-    if not any(cell.strip() for cell in cells):
-        return
-    if not is_whole:
-        # Cut within its last cell, whose number may go on.
-        cells = cells[:-1]
-        notes.pass_over("cut last line", f"line {line}")
-    step = step_of(cells[columns.step]) if columns.step < len(cells) else None
-    if step is None or not -(2**63) <= step < 2**63 - 1:
-        notes.pass_over("rows without a step", f"line {line}")
-        return
-    values: dict[str, float] = {}
-    for index, name in names.items():
-        if index >= len(cells):
-            break
-        text = cells[index]
-        number = number_of(text)
-        if number is not None:
-            values[name] = number
-        elif text.strip().lower() not in MISSING:
-            notes.pass_over(f"cells without a number in {name}", f"line {line}")
-    if values:
-        rank, attempt = _whole(cells, columns.rank), _whole(cells, columns.attempt)
-        yield Row(step, _time(cells, columns), values, rank or 0, attempt)
+def _has_value(cells: list[str]) -> bool:
+    return any(cell.strip() for cell in cells)
 
 
-def _without_text(names: dict[int, str], sample: list[tuple[int, list[str], bool]], notes: Notes) -> dict[int, str]:
-    kept: dict[int, str] = {}
-    for index, name in names.items():
-        cells = [cells[index].strip() for _, cells, _ in sample if index < len(cells)]
-        filled = [cell for cell in cells if cell.lower() not in MISSING]
-        numbers = sum(number_of(cell) is not None for cell in filled)
-        # A stray word among numbers is a fault of one row; where one cell of ten is none, the column is of text.
-        if numbers * 10 >= len(filled) * 9:
-            kept[index] = name
-        else:
-            notes.pass_over("columns of text", name)
-    return kept
-
-
-def _columns(names: list[str], path: Path, step_column: str) -> _Columns:
-    step = _find(names, (step_column,) if step_column else STEP_COLUMNS)
-    if step is None:
-        what = f"no column {step_column}" if step_column else "no column of steps"
-        shown = ", ".join(names[:20]) + (" ..." if len(names) > 20 else "")
-        raise MetricsError("MT101", f"{path} has {what}; its columns: {shown}", hint="Name it with --step-column.")
-    if len(names) > MOST_METRICS:
-        raise MetricsError(
-            "MT101", f"{path} has {len(names)} columns: its first line is no list of names", path=str(path)
-        )
-    time_ns = _find(names, ("ts_ns",))
-    time = time_ns if time_ns is not None else _find(names, _SECONDS)
-    special = {step, time, _find(names, ("attempt",)), _find(names, ("rank",))}
-    values: dict[int, str] = {}
-    taken: set[str] = set()
-    for index, name in enumerate(names):
-        name = name.strip()
-        if index not in special and name:
-            # Of two columns of one name the second keeps its place in its name.
-            values[index] = f"{name}.{index}" if name in taken else name
-            taken.add(name)
-    attempt, rank = _find(names, ("attempt",)), _find(names, ("rank",))
-    return _Columns(step, time, time_ns is not None, attempt, rank, values)
-
-
-def _find(names: list[str], wanted: tuple[str, ...]) -> int | None:
-    plain = [name.strip().lower() for name in names]
-    return next((plain.index(name.strip().lower()) for name in wanted if name.strip().lower() in plain), None)
-
-
-def _split(line: str, delimiter: str = "") -> list[str]:
-    try:
-        return next(csv.reader([line.lstrip("\ufeff")], delimiter=delimiter or _delimiter(line)), [])
-    except csv.Error:
-        return []  # no line of a table
-
-
-def _delimiter(header: str) -> str:
-    return max(_DELIMITERS, key=header.count)
-
-
-def _time(cells: list[str], columns: _Columns) -> int:
-    if columns.time is None or columns.time >= len(cells):
-        return 0
-    if columns.is_time_ns:
-        return max(0, step_of(cells[columns.time]) or 0)
-    number = number_of(cells[columns.time])
-    return time_in(cells[columns.time]) if number is None else seconds_to_ns(number)
-
-
-def _whole(cells: list[str], index: int | None) -> int | None:
-    """A rank or an attempt; None for what can be none."""
-    number = step_of(cells[index]) if index is not None and index < len(cells) else None
-    return number if number is not None and 0 <= number < _MOST else None
+def _ignore(what: str, where: str) -> None:
+    del what, where

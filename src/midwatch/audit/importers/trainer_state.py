@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 
-from midwatch.audit.importers.numbers import number_of
+from midwatch.audit.importers.numbers import LARGEST_STEP, number_of
 from midwatch.audit.importers.rows import Notes, Row
-from midwatch.core import MetricsError
+from midwatch.audit.importers.textfile import TextFile, UnfitFileError
 from midwatch.storage import read_regular
 
-_KEY: Final = '"log_history"'
+KEY: Final = '"log_history"'
 _NAMES: Final = {"learning_rate": "lr"}
 
 
@@ -24,13 +24,13 @@ def read_trainer_state(path: Path, notes: Notes) -> Iterator[Row]:
     """A row for each entry that has a step. Of a file that is cut, the whole entries before the cut.
 
     Raises:
-        OSError: The file cannot be read. MetricsError: MT101 there is no list of entries.
+        OSError: The file cannot be read. UnfitFileError: There is no list of entries.
     """
-    text = read_regular(path).decode("utf-8", "replace")
+    text = read_regular(path).decode(TextFile(path).encoding, "replace")
     notes.read(len(text))
     for number, entry in enumerate(_entries(text, path, notes), 1):
-        step = entry.get("step")
-        if type(step) is not int or not 0 <= step < 2**63 - 1:
+        step = _step(entry.get("step"))
+        if step is None:
             notes.pass_over("entries without a step", f"entry {number}")
             continue
         values: dict[str, float] = {}
@@ -44,10 +44,10 @@ def read_trainer_state(path: Path, notes: Notes) -> Iterator[Row]:
 
 def _entries(text: str, path: Path, notes: Notes) -> Iterator[dict[str, Any]]:
     """The entries one after the other, whatever stands before and after them."""
-    at = text.find(_KEY)
+    at = text.find(KEY)
     at = text.find("[", at) + 1 if at >= 0 else 0
     if not at:
-        raise MetricsError("MT101", f"{path} has no {_KEY}: it is no trainer_state.json", path=str(path))
+        raise UnfitFileError(f"{path} has no {KEY}: it is no trainer_state.json")
     decoder = json.JSONDecoder()
     while True:
         while at < len(text) and text[at] in " \t\r\n,":
@@ -65,8 +65,14 @@ def _entries(text: str, path: Path, notes: Notes) -> Iterator[dict[str, Any]]:
             notes.pass_over("entries that are no objects", f"character {at}")
 
 
+def _step(value: Any) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and 0 <= value < LARGEST_STEP else None
+
+
 def _number(value: Any) -> float | None:
-    if isinstance(value, (int, float)):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         try:
             return float(value)
         except OverflowError:

@@ -1,0 +1,92 @@
+"""A table's columns as metrics: all that hold numbers, by the names they have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from midwatch.audit.importers.header import find_name
+from midwatch.audit.importers.numbers import is_missing, seconds_to_ns, time_in
+from midwatch.audit.importers.rows import Notes, Row
+from midwatch.audit.importers.table import Table
+
+_SECONDS: Final = ("wall_time", "wall time", "_timestamp", "timestamp", "unix_time")
+_MOST: Final = 10**6
+
+
+class _Places(NamedTuple):
+    """Columns that say where a row belongs."""
+
+    time: int | None
+    is_time_ns: bool
+    attempt: int | None
+    rank: int | None
+
+
+def read_table(path: Path, notes: Notes, step_column: str = "") -> Iterator[Row]:
+    """A row for each row that has a step and a number.
+
+    Cells that hold no number are passed over; a column that holds text among its first rows is left out as a whole.
+
+    Raises:
+        OSError: The file cannot be read. UnfitFileError: There is no column of steps, or no table.
+    """
+    table = Table(path, step_column)
+    places = _places(table.names)
+    names = _metrics(table, places, notes)
+    number = table.format.number
+    for row in table.rows(notes.pass_over, notes.read):
+        values: dict[str, float] = {}
+        cells = row.cells
+        for at, name in names:
+            if at >= len(cells):
+                break
+            value = number(cells[at])
+            if value is not None:
+                values[name] = value
+            elif not is_missing(cells[at]):
+                notes.pass_over(f"cells without a number in {name}", f"line {row.line}")
+        if values:
+            rank, attempt = _whole(table, cells, places.rank), _whole(table, cells, places.attempt)
+            yield Row(row.step, _time(table, cells, places), values, rank or 0, attempt)
+
+
+def _places(names: list[str]) -> _Places:
+    time_ns = find_name(names, ("ts_ns",))
+    time = time_ns if time_ns is not None else find_name(names, _SECONDS)
+    return _Places(time, time_ns is not None, find_name(names, ("attempt",)), find_name(names, ("rank",)))
+
+
+def _metrics(table: Table, places: _Places, notes: Notes) -> list[tuple[int, str]]:
+    special = {table.step_at, places.time, places.attempt, places.rank}
+    kept: list[tuple[int, str]] = []
+    taken: set[str] = set()
+    for at, name in enumerate(table.names):
+        if at in special or not name:
+            continue
+        # Of two columns of one name the second keeps its place in its name.
+        full = f"{name}.{at}" if name in taken else name
+        taken.add(name)
+        # A stray word among numbers is a fault of one row; where one cell of ten is none, the column is of text.
+        if table.numbers[at] * 10 >= table.filled[at] * 9:
+            kept.append((at, full))
+        else:
+            notes.pass_over("columns of text", full)
+    return kept
+
+
+def _time(table: Table, cells: list[str], places: _Places) -> int:
+    if places.time is None or places.time >= len(cells):
+        return 0
+    text = cells[places.time]
+    if places.is_time_ns:
+        return max(0, table.format.whole(text) or 0)
+    number = table.format.number(text)
+    return time_in(text) if number is None else seconds_to_ns(number)
+
+
+def _whole(table: Table, cells: list[str], index: int | None) -> int | None:
+    """A rank or an attempt; None for what can be none."""
+    number = table.format.whole(cells[index]) if index is not None and index < len(cells) else None
+    return number if number is not None and 0 <= number < _MOST else None

@@ -39,9 +39,13 @@ def test_apprise_tells_each_address(tmp_path: Path) -> None:
     addresses = tmp_path / "apprise"
     config = load_config({"alerts": {"to": {"apprise": [f"file:{addresses}"]}}})
     (target,) = targets_of(config.alerts)
-    alert = Alert(id="x", kind="test", severity="critical", key="x", title="a test", sentence="<b>nothing</b>", run="r1")
+    alert = Alert(
+        id="x", kind="test", severity="critical", key="x", title="a test", sentence="<b>nothing</b>", run="r1"
+    )
     try:
-        addresses.write_text(f"# of the team\njson://127.0.0.1:{server.server_port}/s3cr3t\njson://127.0.0.1:9/s3cr3t\n")
+        addresses.write_text(
+            f"# of the team\njson://127.0.0.1:{server.server_port}/s3cr3t\njson://127.0.0.1:9/s3cr3t\n"
+        )
         assert target.check() == "json"
         answer = target.send(Message(alert=alert), 30.0)
         addresses.write_text("json://127.0.0.1:9/s3cr3t\n")

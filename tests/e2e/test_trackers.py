@@ -64,7 +64,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def follow(run_dir: Path, *words: str) -> int:
     """The command beside a run that goes on for ten more steps and ends; its exit code."""
-    command = [sys.executable, "-m", "midwatch", "metrics", "export", str(run_dir), *words, "--follow", "--every", "0.5"]
+    command = [sys.executable, "-m", "midwatch", "metrics", "export", str(run_dir), *words, "--follow", "--every=0.5"]
     with (run_dir.parent / "follow.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     time.sleep(1.0)  # wherever it is by then, it must find the rest

@@ -1,4 +1,4 @@
-"""People are told by real runs: by the supervisor where there is one, by rank 0 where there is none, each event once."""
+"""People are told by real runs, each event once: by the supervisor where there is one, else by rank 0."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from supervised import MIDWATCH, Supervised
 
 pytestmark = pytest.mark.procs
 
-SCRIPT = '''
+SCRIPT = """
 import json, sys
 import torch
 import midwatch
@@ -33,7 +33,7 @@ for step in run.steps(start, 12):
     run.log(loss=loss * float("nan") if step == 6 else loss)
     if step == 10:
         raise ValueError("bad batch, password=hunter2hunter2")
-'''
+"""
 
 
 class Hook:
@@ -149,7 +149,8 @@ def test_rank_0_tells_where_nobody_supervises(hook: Hook, tmp_path: Path) -> Non
         process.kill()
         process.wait()
     titles = [title for _, title in told(hook)]
-    assert titles == ["the circuit breaker opened", "the circuit breaker closed", "the run ended badly"], log.read_text()
+    wanted = ["the circuit breaker opened", "the circuit breaker closed", "the run ended badly"]
+    assert titles == wanted, log.read_text()
     last = hook.posts[-1]
     assert "the script ended with ValueError: bad batch" in last["text"]
     assert "hunter2" not in last["text"]

@@ -1,4 +1,4 @@
-"""Alerts: each event is told once, to everybody, in words that a rank cannot abuse, and nothing is hurt when it fails."""
+"""Alerts: each event is told once, in words that a rank cannot abuse, and nothing is hurt when that fails."""
 
 from __future__ import annotations
 
@@ -451,9 +451,7 @@ def test_what_a_rank_wrote_calls_nobody_and_moves_no_cursor(story: Story, hook: 
 # --- the other targets -----------------------------------------------------------------------------------------------
 
 
-def test_pagerduty_gets_the_end_of_what_it_was_told(
-    story: Story, hook: Hook, clock: FakeClock, tmp_path: Path
-) -> None:
+def test_pagerduty_gets_the_end_of_what_it_was_told(story: Story, hook: Hook, clock: FakeClock, tmp_path: Path) -> None:
     to = {"pagerduty": "R0UTINGKEY", "pagerduty_url": hook.url("/v2/enqueue")}
     bell = bell_of(story, hook, clock, to=to)
     story.fault("i1")

@@ -46,9 +46,7 @@ def config_file(folder: Path, **to: Any) -> Path:
     return path
 
 
-def test_a_test_says_what_each_target_answered(
-    tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_test_says_what_each_target_answered(tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOOK", hook.url("/T0/s3cr3t"))
     path = config_file(tmp_path, webhook=["env:HOOK"], slack=["env:NOT_SET"])
     code, document = answer("test", "--config", path)

@@ -30,7 +30,9 @@ _ENDS: Final = frozenset(("run.finished", "run.stopped", "run.aborted", "breaker
 )
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--to", "kind", type=click.Choice(get_args(TrackerKind)), required=True, help="The tracker.")
-@click.option("--project", default="", metavar="NAME", help="Project or experiment. Default: the run's label, else midwatch.")
+@click.option(
+    "--project", default="", metavar="NAME", help="Project or experiment. Default: the run's label, else midwatch."
+)
 @click.option(
     "--at", default="", metavar="WHERE", help="tensorboard, wandb: a folder; mlflow: an address; trackio: a Space."
 )

@@ -69,7 +69,10 @@ def show(run: Path | None, *, is_json: bool) -> None:
         return
     table(("told", "target", "what"), [(when(one.ts_ns), one.target, one.title) for one in state.sent])
     for one in state.waiting:
-        say(f"waits for {plain(', '.join(one.left))}: {plain(one.alert.title)}: {plain(one.alert.sentence)}", fg="yellow")
+        say(
+            f"waits for {plain(', '.join(one.left))}: {plain(one.alert.title)}: {plain(one.alert.sentence)}",
+            fg="yellow",
+        )
     if state.dropped:
         say(f"{state.dropped} alerts were dropped: nobody could be told for too long", fg="red")
 

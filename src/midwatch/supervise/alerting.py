@@ -65,7 +65,9 @@ class Alerts:
         if result is not None and result.error not in ("", "SV109") and not is_settled:
             bell.ended(f"launcher:{self._plan.tag}", result.sentence, result.error, node=self._plan.node)
         if not await asyncio.to_thread(bell.stop, _LAST_WORD_S):
-            self._say("[AL101] not everybody was told how the run ended; the next run in this folder does it", "warning")
+            self._say(
+                "[AL101] not everybody was told how the run ended; the next run in this folder does it", "warning"
+            )
 
     def _shown(self, loop: asyncio.AbstractEventLoop, sentence: str) -> None:
         if not loop.is_closed():

@@ -73,7 +73,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def severity(self) -> Severity:
         """Of the worst one."""
-        return max((one.severity for one in (*self.earlier, self.alert)), key=SEVERITIES.index)
+        known: list[Severity] = [one.severity for one in (*self.earlier, self.alert)]
+        return max(known, key=SEVERITIES.index)
 
 
 def clean(text: object) -> str:

@@ -28,7 +28,7 @@ from midwatch.core import SYSTEM_CLOCK, Clock, ConfigError, StorageError, printa
 _log = logging.getLogger(__name__)
 
 LOOK_S: Final = 2.0
-"""Between two looks at the ledgers: people need longer to find their glasses, and a shared file system has its peace."""
+"""Between two looks at the ledgers: people need longer to wake up, and a shared file system has its peace."""
 
 _LAST_TRIES_S: Final = (0.0, 1.0, 4.0)
 """Before each of the last attempts to tell: a network that blinks should not swallow the end of a run."""
@@ -108,8 +108,8 @@ class Bell:
 
     def turn(self, *, is_ending: bool = False) -> None:
         """Read what is new, and tell whom it is time to tell. Never raises for a disk's or a receiver's sake."""
-        if not (self._run_dir / "ledger").is_dir():
-            return  # nothing yet; or a mount is missing, and nothing must be made below it
+        if not (self._run_dir / "run.json").exists():
+            return  # a mount is missing, and nothing must be made below it
         try:
             with self._store.opened() as state:
                 self._work(state, is_ending=is_ending)

@@ -51,10 +51,10 @@ class Command:
             "earlier": message.earlier,
             "dropped": message.dropped,
         }
-        exit_code, words = _run(list(self._argv), msgspec.json.encode(document), timeout_s)
+        exit_code, out = _run(list(self._argv), msgspec.json.encode(document), timeout_s)
         if exit_code != 0:
-            raise TargetAwayError(f"exit code {exit_code} {words}".strip())
-        return f"exit code 0 {words}".strip()
+            raise TargetAwayError(f"exit code {exit_code} {_shown(out)}".strip())
+        return f"exit code 0 {_shown(out)}".strip()
 
 
 class Apprise:
@@ -88,8 +88,8 @@ class Apprise:
             "severity": message.severity,
         }
         argv = [sys.executable, "-P", "-m", "midwatch.audit.alerts.apprise_child"]
-        exit_code, words = _run(argv, msgspec.json.encode(task), timeout_s)
-        told, failed = _counts(words)
+        exit_code, out = _run(argv, msgspec.json.encode(task), timeout_s)
+        told, failed = _counts(out)
         if exit_code != 0 or not told:
             raise TargetAwayError(f"none of {len(task['addresses'])} addresses took it")
         # To try those again that failed would tell the others twice.
@@ -103,16 +103,16 @@ class Apprise:
         return addresses
 
 
-def _counts(words: str) -> tuple[int, list[int]]:
+def _counts(out: bytes) -> tuple[int, list[int]]:
     try:
-        answer = msgspec.json.decode(words, type=dict[str, list[int]])
+        answer = msgspec.json.decode(out, type=dict[str, list[int]])
     except UNREADABLE:
         return 0, []
     return len(answer.get("told", [])), answer.get("failed", [])
 
 
-def _run(argv: list[str], given: bytes, timeout_s: float) -> tuple[int, str]:
-    """Its exit code and its first words. Where it does not end in time, it goes, and all it started in its session."""
+def _run(argv: list[str], given: bytes, timeout_s: float) -> tuple[int, bytes]:
+    """Its exit code and what it wrote. Where it does not end in time, it goes, and all it started in its session."""
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
@@ -124,7 +124,11 @@ def _run(argv: list[str], given: bytes, timeout_s: float) -> tuple[int, str]:
     except subprocess.TimeoutExpired:
         _end(process)
         raise TargetAwayError(f"it did not end within {timeout_s:g} s") from None
-    return process.returncode, printable(out[:_WORDS_SHOWN].decode("utf-8", "replace").strip())
+    return process.returncode, out
+
+
+def _shown(out: bytes) -> str:
+    return printable(out[:_WORDS_SHOWN].decode("utf-8", "replace").strip())
 
 
 def _end(process: subprocess.Popen[Any]) -> None:

@@ -103,7 +103,9 @@ class PagerDuty:
     def _routing_key(self) -> str:
         key = read_secret("alerts.to.pagerduty", self._reference)
         if not key.isalnum():
-            raise ConfigError("CF102", "what alerts.to.pagerduty points to is no routing key", key="alerts.to.pagerduty")
+            raise ConfigError(
+                "CF102", "what alerts.to.pagerduty points to is no routing key", key="alerts.to.pagerduty"
+            )
         return key
 
     def _event(self, message: Message) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """What of a ledger people are told: lines in, alerts out. Pure: the time comes with the lines or is given.
 
 The ledgers say everything that is worth an alert, whoever wrote it, and a line has a name of its own (its file and its
-number there). So nothing in the supervisor or in the training loop knows of alerts, and whoever reads the ledgers, after
-a restart or on another node, finds the same alerts under the same names.
+number there). So nothing in the supervisor or in the training loop knows of alerts, and whoever reads the ledgers,
+after a restart or on another node, finds the same alerts under the same names.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Rules:
                 did=did,
                 look=self._run.command("breaker show"),
                 page="GD101",
-            )
+            ),
         ]
 
     def _moved(self, line: LedgerLine) -> list[Alert]:
@@ -294,7 +294,7 @@ class Rules:
     def _alert(
         self, line: LedgerLine, kind: AlertKind, state: State, severity: Severity, key: str, **words: Any
     ) -> Alert:
-        given = {"rank": line.rank, "node": clean(line.node), "step": line.step, **words}
+        given: dict[str, Any] = {"rank": line.rank, "node": clean(line.node), "step": line.step, **words}
         name = name_of(line) if state != "over" else f"{name_of(line)}/{key}"
         return Alert(
             id=name,
@@ -308,5 +308,5 @@ class Rules:
             **given,
         )
 
-    def _who(self) -> dict[str, str]:
+    def _who(self) -> dict[str, Any]:
         return {"run": self._run.run, "name": clean(self._run.name), "run_dir": clean(self._run.run_dir)}

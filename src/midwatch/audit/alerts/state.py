@@ -1,7 +1,8 @@
 """What must be known to tell each event once, whoever tells it: ``<run.dir>/alerts/state.json``.
 
 How far each ledger was read, what waits for which target, and what was sent last. Written before a message goes out and
-after it went out. If we die in between, that one message comes twice: its id is the same, PagerDuty joins the two by it.
+after it went out. If we die in between, that one message comes twice: its id is the same, and PagerDuty
+joins the two.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class TrackerRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Its name in the tracker: the same whenever it is exported, and made of letters, digits, ``.``, ``_``, ``-``."""
+        """Its name in the tracker: the same whenever it is exported, of letters, digits, ``.``, ``_`` and ``-``."""
         return f"{self.group}-{self.place}"
 
     @property

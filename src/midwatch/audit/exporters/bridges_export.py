@@ -1,8 +1,8 @@
 """From the journals to a tracker: every point once, whenever this is stopped and started again.
 
-How far each journal was read is noted in the run folder after the tracker has taken it. Where a tracker can tell what it
-has, it is asked when a run is opened: what it has and the note does not say is not sent again, and what the note says
-and it has not (its process was killed with points in memory) is read again.
+How far each journal was read is noted in the run folder after the tracker has taken it. Where a tracker can tell what
+it has, it is asked when a run is opened: what it has and the note does not say is not sent again, and what the note
+says and it has not (its process was killed with points in memory) is read again.
 """
 
 from __future__ import annotations

@@ -63,14 +63,14 @@ class TrackioTracker:
         run, self._run = self._run, None
         if run is not None:
             try:
-                run.finish()
+                self._trackio.finish()  # not run.finish(): at exit the library would do it again
             except (OSError, RuntimeError) as error:
                 raise SinkAwayError(f"trackio: {printable(error)}") from error
 
     def _newest(self, key: str) -> int | None:
-        """From the library's own file, in the form that its documentation gives ("Storage schema"); None for a Space."""
+        """From the library's file, in the form that its documentation gives ("Storage schema"); None for a Space."""
         storage = getattr(self._trackio, "SQLiteStorage", None)
-        is_elsewhere = self._space or getattr(self._run, "_storage_mode", "") == "jsonl"
+        is_elsewhere = not getattr(self._run, "_is_local", True) or getattr(self._run, "_storage_mode", "") == "jsonl"
         if is_elsewhere or storage is None:
             return None
         path = Path(storage.get_project_db_path(self._project))

@@ -79,10 +79,12 @@ class WandbTracker:
         self._attempt = (-1, -1)
         try:
             for run in runs.values():
-                run.finish(quiet=True)
+                run.finish()
         except (self._wandb.Error, OSError) as error:
             raise SinkAwayError(f"wandb: {printable(error)}") from error
 
     def _settings(self) -> Any:
         # We are not the training: its host, code and output are not ours to tell.
-        return self._wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True)
+        return self._wandb.Settings(
+            console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
+        )

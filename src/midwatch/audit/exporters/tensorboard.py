@@ -103,7 +103,9 @@ def mend_events(path: Path) -> int:
 
 def _step(record: bytes) -> int:
     try:
-        steps = [signed(value) for number, kind, value, _ in fields(memoryview(record)) if (number, kind) == (2, VARINT)]
+        steps = [
+            signed(value) for number, kind, value, _ in fields(memoryview(record)) if (number, kind) == (2, VARINT)
+        ]
     except ValueError:
         return -1
     return steps[-1] if steps else -1

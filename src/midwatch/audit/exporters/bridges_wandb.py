@@ -38,7 +38,7 @@ class WandbTracker:
     def open(self, run: TrackerRun) -> int | None:
         """See ``Tracker``. Online the server tells the newest step; offline nobody does."""
         if (run.attempt, run.part) != self._attempt:
-            self.close()
+            self._finish()
             self._attempt = (run.attempt, run.part)
         if run.key in self._runs:
             self._current = self._runs[run.key]
@@ -74,7 +74,12 @@ class WandbTracker:
             raise SinkAwayError(f"wandb: {printable(error)}") from error
 
     def close(self) -> None:
-        """See ``Tracker``. Blocking: until the library has delivered what it holds."""
+        """See ``Tracker``. Blocking: until the library has delivered what it holds, and its process has ended."""
+        self._finish()
+        # Offline the last points are on the disk only when that process is done.
+        self._wandb.teardown()
+
+    def _finish(self) -> None:
         runs, self._runs, self._current = self._runs, {}, None
         self._attempt = (-1, -1)
         try:

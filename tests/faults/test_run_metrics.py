@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from metrics_receiver import Receiver
 from supervised import MIDWATCH, Supervised
-from test_run_nodes import OPTIONS, lose
 
 from midwatch.audit import Journal, read_journal
 from midwatch.supervise import fetch_status
@@ -156,9 +155,12 @@ def test_every_step_arrives_once_and_the_page_tells_the_rest(run: MetricsRun) ->
     run.assert_nothing_left()
 
 
-def test_a_receiver_that_never_answers_delays_neither_the_run_nor_its_end(run: MetricsRun) -> None:
+def test_a_receiver_that_never_answers_and_a_port_that_is_taken_delay_nothing(run: MetricsRun) -> None:
     run.receiver.is_mute.set()
-    launcher = run.begin("--set", "metrics.push.drain_s=0.5")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"metrics.listen={taken.getsockname()[1]}"
+        launcher = run.begin("--set", "metrics.push.drain_s=0.5", "--set", listen)
+        run.until("a word", lambda: "MT107" in (run.folder / "launcher-0.log").read_text())
     run.until("a question", lambda: run.receiver.asked)
     run.until("attempt 2", lambda: (run.run_dir / "metrics" / "a0002.jsonl").exists())
     began = time.monotonic()
@@ -170,44 +172,6 @@ def test_a_receiver_that_never_answers_delays_neither_the_run_nor_its_end(run: M
     assert "metrics.push_left" in run.told()
     assert "midwatch metrics push" in (run.folder / "launcher-0.log").read_text()
     run.assert_nothing_left()
-
-
-def test_the_node_that_takes_over_goes_on_sending(run: MetricsRun) -> None:
-    listen = ("--set", "metrics.listen=0", "--set", f"metrics.index_dir={run.folder / 'indexes'}")
-    launchers = {}
-    for name in ("n0", "n1"):
-        launchers[name] = run.begin("--nnodes", "1:2", "--node-name", name, *OPTIONS, *listen, nproc=1)
-        run.until(f"{name}", lambda name=name: any(e["data"]["node"] == name for e in run.events("node.joined")))
-    run.until_points(5)
-    assert "midwatch_attempts_total" in run.page("n0")
-    spare = run.page("n1")
-    assert ("midwatch_attempts_total" in spare, spare["midwatch_agent_up"]) == (False, 1), "the host tells it"
-    # Between two deliveries, as far as that can be had: a sender killed in one may send it twice.
-    run.receiver.is_away = True
-    lose(launchers.pop("n0"))
-    run.until("attempt 2", lambda: (run.run_dir / "metrics" / "a0002.jsonl").exists())
-    run.receiver.is_away = False
-    run.until_points(5, attempt=2)
-    run.until("the new host's page", lambda: run.page("n1").get("midwatch_attempts_total") == 2)
-    run.stop.touch()
-    assert run.wait(launchers["n1"]) == 0, run.story()
-    run.assert_all_arrived_once()
-
-
-def test_a_port_that_is_taken_is_said_and_training_goes_on(run: MetricsRun) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        launcher = run.begin("--set", f"metrics.listen={taken.getsockname()[1]}")
-        run.until("a word", lambda: "MT107" in (run.folder / "launcher-0.log").read_text())
-        run.until_points(5, attempt=2)
-    run.stop.touch()
-    assert run.wait(launcher) == 0, run.story()
-
-
-@pytest.mark.parametrize("setting", ["metrics.listen=nowhere", "metrics.push.url=localhost:8428"])
-def test_what_nobody_could_use_is_refused_before_anything_starts(run: MetricsRun, setting: str) -> None:
-    assert run.wait(run.begin("--set", setting)) == 78
-    assert "CF102" in (run.folder / "launcher-0.log").read_text()
-    assert not run.run_dir.exists()
 
 
 def test_a_run_folder_alone_is_served(run: MetricsRun) -> None:

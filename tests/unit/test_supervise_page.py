@@ -12,10 +12,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from metrics_jobs import write_journal
 
 from midwatch.audit import Desk, Ledger, ensure_run
 from midwatch.audit.exporters import Family, Listen, Sample, render
+from midwatch.cli.main import main
 from midwatch.faults import CollectiveCount
 from midwatch.supervise import looker
 from midwatch.supervise.folder_families import FolderFamilies
@@ -245,6 +247,20 @@ def test_the_whole_page(run: Path, tmp_path: Path) -> None:
     text = asyncio.run(asyncio.wait_for(fetch(), 20))
     for name in ("midwatch_metric", "midwatch_rank_step", "midwatch_build_info", "midwatch_folder_read_age_seconds"):
         assert f"\n{name}" in text
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["metrics.listen=nowhere", "metrics.push.url=localhost:8428", "metrics.push.kind=smoke", "metrics.push.every_s=0"],
+)
+def test_what_nobody_could_use_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    result = CliRunner().invoke(main, ["run", "--dry-run", "--json", "--set", setting, "--", "train.py"])
+    assert result.exit_code == 78, result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
 # --- what the documents say of it -----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,7 +95,7 @@ class Agent:
         return 0
 
     @property
-    def _loops(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+    def _loops(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         loops = [self._watch, self._talk, self._obey, self._mind_silence]
         return [*loops, self._show] if self._spec.view_path else loops
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from breaker_jobs import Job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.procs]
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.procs, pytest.mark.timeout(600, method="signal")]
 
 FIRST, SECOND = 25, 60
 """Sick batches."""

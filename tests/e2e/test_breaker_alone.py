@@ -10,7 +10,7 @@ from breaker_jobs import TORCHRUN, Job
 
 from midwatch.audit import Desk
 
-pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.procs]
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.procs, pytest.mark.timeout(600, method="signal")]
 
 SPIKE = range(208, 213)
 """Five in a row, after the rules are armed."""

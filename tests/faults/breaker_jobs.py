@@ -20,7 +20,7 @@ from midwatch.checkpoint.format import list_checkpoints
 
 MIDWATCH = str(Path(sys.executable).with_name("midwatch"))
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 SICK = tuple(range(25, 31))
 """Batches whose loss is not what it should be."""
 TOTAL = 40

@@ -291,3 +291,21 @@ def test_any_bytes_are_a_table_or_refused(tmp_path_factory: pytest.TempPathFacto
         except UnfitFileError:
             continue
         assert content is text or rows[0].step == 1
+
+
+def test_one_step_that_is_written_wrongly_is_no_restart(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    steps = [*range(250), 3, *range(250, 300)]
+    path.write_text("step,loss\n" + "".join(f"{step},{9 if at == 250 else 2.5}\n" for at, step in enumerate(steps)))
+    done = import_metrics([path], tmp_path / "run")
+    assert (len(done.attempts), done.points) == (1, 300)
+    assert done.passed_over == {"rows that lie behind those around them": 1}
+    found = replay(path)
+    assert (found.rows, found.stray_rows, found.dead_rows, found.resumes, found.findings) == (300, 1, 0, [], [])
+
+
+def test_rows_of_no_attempt_are_nobodys(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("attempt,step,loss\n1,1,2.5\nx,1,9\n,1,9\n2,1,2.25\n")
+    done = import_metrics([path], tmp_path / "run")
+    assert ([one.attempt for one in done.attempts], done.points) == ([1, 2], 2)

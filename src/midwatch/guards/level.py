@@ -18,7 +18,6 @@ STANDARD_ERROR: Final = 1.2533 * math.sqrt(2 / WINDOW)
 """Of the difference of two medians of so many values whose standard deviation is 1, where noise is normal. The best is
 measured with an error, too: with that of one median alone, two healthy curves came to 5.8 and 5.9 errors.
 """
-GRAINS: Final = 1.5
 TRIP_AFTER: Final = 128
 """Values that the rise has lasted: longer than any spike that recovers by itself."""
 
@@ -38,7 +37,7 @@ class LevelGuard:
 
         Args:
             scale: Its trend's; None before that is armed.
-            grain: The smallest step that it could make as it is written: a median moves by whole ones.
+            grain: The smallest step that it could make as it is written: rounding moves both medians by up to half of one.
         """
         self._median.add(math.log(loss))
         self._risen_for += self.is_risen
@@ -49,7 +48,7 @@ class LevelGuard:
         level = self._median.median
         if self._best is None or level < self._best:
             self._best = level
-        limit = max(MIN_RISE, ERRORS * STANDARD_ERROR * scale, GRAINS * grain)
+        limit = max(MIN_RISE, ERRORS * STANDARD_ERROR * scale) + grain
         return self._compare(step, level, self._best, limit)
 
     def _compare(self, step: int, level: float, best: float, limit: float) -> Finding | None:

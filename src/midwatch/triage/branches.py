@@ -43,6 +43,12 @@ class Lane(msgspec.Struct):
     """Times that a row behind the highest step was followed by one far beyond it."""
     going_back: list[tuple[int, int]] = []
     """Row within the lane, and the step it goes back to."""
+    strays: set[int] = set()
+    """Rows within the lane of which each alone lies behind those around it: a step that was written wrongly, or a value
+    that came late. They do not count, and nothing is rolled back for them."""
+    before: tuple[int, int | None] | None = None
+    """Where the lane was before its newest row, if that went back: the last step and the lowest."""
+    first_step: int = 0
     ends_before: float = float("inf")
     """A later attempt's first step."""
 
@@ -73,9 +79,12 @@ class Branches:
         self.rows = 0
         self.dead_rows = 0
         self.repeated_rows = 0
+        self.stray_rows = 0
         self.begun_anew = 0
         """Times that the steps went back to where they had begun, or further."""
         self._scan(tell)
+        for lane in self._lanes.values():
+            self.begun_anew += sum(step <= lane.first_step for _, step in lane.going_back)
         self._end_lanes()
 
     def _scan(self, tell: Tell | None) -> None:
@@ -84,12 +93,16 @@ class Branches:
             if lane is None or lane.key != row.lane:
                 lane = self._lane(row.lane)
                 self._switches += 1
+            if lane.before is not None and row.step > lane.before[0]:
+                _take_back(lane, row.step)
+            lane.before = None
             if row.step < lane.last_step:
+                lane.before = (lane.last_step, lane.lowest)
                 lane.going_back.append((lane.rows, row.step))
-                self.begun_anew += lane.lowest is not None and row.step <= lane.lowest
                 self._refuse_a_mixture(lane)
             elif lane.rows and row.step > lane.last_step:
                 _look_for_a_leap(lane, row.step)
+            lane.first_step = lane.first_step if lane.rows else row.step
             lane.last_step = row.step
             lane.highest = max(lane.highest, row.step)
             lane.lowest = row.step if lane.lowest is None else min(lane.lowest, row.step)
@@ -106,7 +119,7 @@ class Branches:
         return self._lanes[key]
 
     def _refuse_a_mixture(self, lane: Lane, *, is_whole: bool = False) -> None:
-        times = len(lane.going_back)
+        times = len(lane.going_back) + len(lane.strays)
         is_dense = is_whole and times > max(FEW, MIXED_SHARE * lane.rows)
         if is_dense or times > MAX_GOING_BACK or lane.leaps > FEW:
             raise self._mixed(f"steps go back {times} times in {lane.rows} rows")
@@ -159,7 +172,9 @@ class Branches:
                 last_step = last_step if is_resumed else -1
             is_resumed = returns.reach(number) or is_resumed
             number += 1
-            if row.step >= min(returns.ends_before, lane.ends_before):
+            if number - 1 in lane.strays:
+                self.stray_rows += 1
+            elif row.step >= min(returns.ends_before, lane.ends_before):
                 self.dead_rows += 1
             elif row.step < last_step:
                 self.repeated_rows += 1
@@ -173,6 +188,14 @@ class Branches:
             index = self._order.index(lane)
             was = self._order[index - 1] if index else None
         return was is not None and _excerpt(self._curve, was.key) == _excerpt(self._curve, lane.key)
+
+
+def _take_back(lane: Lane, step: int) -> None:
+    """The lane goes on where it had been before its newest row, which so was no return."""
+    _look_for_a_leap(lane, step)
+    lane.strays.add(lane.going_back.pop()[0])
+    if lane.before is not None:
+        lane.last_step, lane.lowest = lane.before
 
 
 def _look_for_a_leap(lane: Lane, step: int) -> None:

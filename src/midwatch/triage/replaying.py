@@ -34,6 +34,8 @@ class Replayed(msgspec.Struct, kw_only=True):
     """Rolled back by a resume."""
     repeated_rows: int = 0
     """That say nothing new of a step."""
+    stray_rows: int = 0
+    """That lie behind those around them."""
     begun_anew: int = 0
     """Times that the steps began from their first one again."""
     first_step: int | None = None
@@ -61,6 +63,7 @@ def replay(path: Path, facts: Facts | None = None, tell: Tell | None = None) -> 
     _Replay(facts, result).run(curve, branches, tell)
     result.dead_rows, result.begun_anew = branches.dead_rows, branches.begun_anew
     result.repeated_rows += branches.repeated_rows
+    result.stray_rows = branches.stray_rows
     result.oddities = dict(sorted((what, count) for what, count in curve.oddities.items() if count))
     if not result.rows:
         raise TriageError("TR101", f"{path}: has columns and no row of numbers", path=str(path))

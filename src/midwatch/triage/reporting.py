@@ -80,6 +80,8 @@ def _remarks(replayed: Replayed) -> list[str]:
         )
     if replayed.dead_rows:
         said.append(f"{replayed.dead_rows} rows were rolled back by a resume and do not count")
+    if replayed.stray_rows:
+        said.append(f"{replayed.stray_rows} rows lie behind those around them and do not count")
     if replayed.repeated_rows:
         said.append(f"{replayed.repeated_rows} rows say nothing new of a step that came before")
     said += [f"{count} x {what}" for what, count in replayed.oddities.items()]

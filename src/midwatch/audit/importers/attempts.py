@@ -17,6 +17,8 @@ from midwatch.core import MetricsError
 
 MOST_JOURNALS: Final = 20_000
 """Attempts times ranks; each is a file. More are none: a column that is called rank counts something else."""
+MOST_STRAYS: Final = 3
+"""Rows that lie alone behind those around them: a step that was written wrongly is no restart. More are a mixture."""
 LONGEST_NAME: Final = 500
 """Characters; it would be written with each value."""
 
@@ -44,6 +46,9 @@ class Attempts:
         self._names: set[str] = set()
         self._journals: set[tuple[int, int]] = set()
         self._pending: Row | None = None
+        self._doubtful: tuple[Row, int] | None = None
+        """A row whose step goes back, and the step that was reached before."""
+        self._strays = 0
         self._found: dict[int, Attempt] = {}
         self.points = 0
 
@@ -59,6 +64,33 @@ class Attempts:
             self._notes.pass_over("steps beyond all counting")
             return
         self._is_told = self._is_told or row.attempt is not None
+        if not self._is_told and self._is_doubtful(row):
+            return
+        self._take(row)
+
+    def _is_doubtful(self, row: Row) -> bool:
+        """Keep a row whose step goes back until the next one tells whether this was a restart."""
+        held, self._doubtful = self._doubtful, None
+        if held is not None:
+            kept, before = held
+            if row.rank == kept.rank and row.step > before and self._strays < MOST_STRAYS:
+                self._strays += 1
+                self._notes.pass_over("rows that lie behind those around them", f"step {kept.step}")
+            else:
+                self._take(kept)
+        before = self._reached(row)
+        if row.is_restart or row.step >= before:
+            return False
+        self._doubtful = (row, before)
+        return True
+
+    def _reached(self, row: Row) -> int:
+        """The highest last step of the row's metrics."""
+        return max(
+            (self._last[row.rank, name][0] for name in row.values if (row.rank, name) in self._last), default=row.step
+        )
+
+    def _take(self, row: Row) -> None:
         number = row.attempt if row.attempt is not None else self._seen(row)
         values = self._named(row.values if self._is_told else self._news(row))
         if not values:
@@ -74,6 +106,9 @@ class Attempts:
 
     def close(self) -> list[Attempt]:
         """Write the rest; what was found, by attempt."""
+        if self._doubtful is not None:
+            self._take(self._doubtful[0])
+            self._doubtful = None
         if self._pending is not None:
             self._write(self._pending)
             self._pending = None
@@ -85,8 +120,7 @@ class Attempts:
         if not self._number:
             self._number = 1
             self._found[1] = Attempt(1, min(0, row.step), row.step, row.step)
-        is_back = any(row.step < self._last[row.rank, name][0] for name in row.values if (row.rank, name) in self._last)
-        if row.is_restart or is_back:
+        if row.is_restart or row.step < self._reached(row):
             self._mixture.restart(self._notes.rows)
             self._last.clear()
             if self._found[self._number].rows:

@@ -47,9 +47,13 @@ def read_table(path: Path, notes: Notes, step_column: str = "") -> Iterator[Row]
                 values[name] = value
             elif not is_missing(cells[at]):
                 notes.pass_over(f"cells without a number in {name}", f"line {row.line}")
-        if values:
-            rank, attempt = _whole(table, cells, places.rank), _whole(table, cells, places.attempt)
-            yield Row(row.step, _time(table, cells, places), values, rank or 0, attempt)
+        if not values:
+            continue
+        rank, attempt = _whole(table, cells, places.rank), _whole(table, cells, places.attempt)
+        if (rank is None and places.rank is not None) or (attempt is None and places.attempt is not None):
+            notes.pass_over("rows that do not say of which attempt or rank they are", f"line {row.line}")
+            continue
+        yield Row(row.step, _time(table, cells, places), values, rank or 0, attempt)
 
 
 def _places(names: list[str]) -> _Places:

@@ -15,7 +15,9 @@ LONGEST: Final = 1 << 20
 """Characters; a longer line is no row of numbers (after a power cut a file may end in zeros)."""
 TELL_EVERY: Final = 1 << 12
 _SNIFF: Final = 4096
-_MAX_ZEROS: Final = 0.1
+_FEW_ZEROS: Final = 0.1
+_MOST_ZEROS: Final = 0.6
+_MOST_CONTROLS: Final = 0.02
 
 _MARKS: Final = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -119,9 +121,10 @@ def _encoding(path: Path, head: bytes) -> str:
     # UTF-16 without its mark: every other byte of digits and Latin letters is zero.
     for offset, encoding in ((1, "utf-16-le"), (0, "utf-16-be")):
         half, other = head[offset::2], head[1 - offset :: 2]
-        if half.count(0) > 0.9 * len(half) and other.count(0) < _MAX_ZEROS * len(other):
+        if half.count(0) > 0.9 * len(half) and other.count(0) < _FEW_ZEROS * len(other):
             return encoding
-    # A few zeros in a text are what a power cut leaves.
-    if head.count(0) > _MAX_ZEROS * len(head):
+    # Zeros between lines of text are what a power cut leaves; a binary file has other control characters as well.
+    controls = sum(byte < 9 or 13 < byte < 32 for byte in head) - head.count(0)
+    if head.count(0) > _MOST_ZEROS * len(head) or controls > _MOST_CONTROLS * len(head):
         raise UnfitFileError(f"{path}: is not text")
     return "utf-8"

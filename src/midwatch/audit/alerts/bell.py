@@ -42,7 +42,7 @@ class Bell:
 
     Args:
         name: The run's label.
-        say: Shows people a sentence on the spot.
+        say: Shows people a sentence on the spot; by default the log does.
         is_new: The run begins now, so nobody trains yet; False where one that goes on is taken over.
     """
 
@@ -52,7 +52,7 @@ class Bell:
         config: AlertsConfig,
         *,
         name: str = "",
-        say: Callable[[str], None] = lambda sentence: None,
+        say: Callable[[str], None] = _log.warning,
         clock: Clock = SYSTEM_CLOCK,
         is_new: bool = True,
     ) -> None:
@@ -130,14 +130,13 @@ class Bell:
             try:
                 target.check()
             except ConfigError as error:
-                _log.warning("[AL102] %s cannot be told: %s", target.name, error.message)
                 self._say(f"[AL102] {target.name} cannot be told of alerts: {printable(error.message)}")
         try:
             with self._store.opened() as state:
                 if self._read(state, is_first=True):
                     self._store.save()
         except (BusyError, StorageError, OSError) as error:
-            _log.warning("[AL101] alerts begin later: %s", error)
+            self._say(f"[AL101] alerts begin later: {printable(error)}")
 
     def _watch(self) -> None:
         while not self._is_ending.wait(LOOK_S):
@@ -171,7 +170,7 @@ class Bell:
         if not self._is_ill:
             self._is_ill = True
             reason = error.message if isinstance(error, StorageError) else error
-            _log.warning("[AL101] what people are told cannot be noted, and may be told again: %s", reason)
+            self._say(f"[AL101] what people are told cannot be noted, and may be told again: {printable(reason)}")
 
     def _read(self, state: State, *, is_first: bool = False) -> bool:
         """Take in what is new; whether anything changed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -12,8 +11,6 @@ from midwatch.audit.alerts.alert import Alert, Message
 from midwatch.audit.alerts.state import State, Waiting
 from midwatch.audit.alerts.target import TIMEOUT_S, Target, TargetAwayError, TargetError, TargetRefusedError
 from midwatch.core import Clock, ConfigError
-
-_log = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 100
 """Alerts; beyond it the oldest goes, and the next message says how many went."""
@@ -143,5 +140,4 @@ class Delivery:
             self._warn(sentence)
 
     def _warn(self, sentence: str) -> None:
-        _log.warning("[AL101] %s", sentence)
         self._say(f"[AL101] {sentence}")

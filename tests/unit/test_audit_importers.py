@@ -118,6 +118,15 @@ def test_torchtitan_lines(tmp_path: Path) -> None:
     assert [step for step, _ in found["tflops"]] == [1, 2, 3], "cut in the middle of the line"
 
 
+@pytest.mark.parametrize("escape", ["\x1b", "\x1b\x1b", ""])
+def test_torchtitan_lines_whose_colours_were_half_removed(tmp_path: Path, escape: str) -> None:
+    log = tmp_path / "rank0.log"
+    log.write_text("".join(TITAN.format(step, step, "2.5") for step in range(3)).replace("\x1b", escape))
+    _, found = bring(tmp_path / "run", log)
+    assert found["loss"] == [(0, 2.5), (1, 2.5), (2, 2.5)]
+    assert found["mfu"][0] == (0, 41.16)
+
+
 def test_ranks_in_one_log_are_kept_apart(tmp_path: Path) -> None:
     log = tmp_path / "merged.log"
     lines = [
@@ -157,6 +166,15 @@ def test_trainer_state(tmp_path: Path) -> None:
     assert math.isnan(found["grad_norm"][1][1])
     assert (found["eval_loss"], found["train_loss"]) == ([(10, 2.4)], [(20, 1.2)])
     assert done.passed_over["entries without a step"] == 1
+
+
+def test_a_trainer_state_with_odd_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "trainer_state.json"
+    entries = [{"step": step, "loss": 2.5, "odd": True} for step in (1.0, 2.5, "3", None, True, -1, 2**70)]
+    path.write_text(json.dumps({"log_history": entries}).replace("2.5", "9" * 5000, 1))
+    done, found = bring(tmp_path / "run", path)
+    assert found == {"loss": [(1, math.inf)]}
+    assert done.passed_over == {"entries without a step": 6}
 
 
 def test_a_trainer_state_that_is_cut(tmp_path: Path) -> None:

@@ -100,6 +100,19 @@ def test_lines_before_the_names(tmp_path: Path) -> None:
     assert read(tmp_path, text)[0] == {1: 2.5}
 
 
+def test_rubbish_among_the_rows_makes_no_column_one_of_text(tmp_path: Path) -> None:
+    rubbish = "Traceback, most recent call last\n" * 20
+    path = tmp_path / "table.csv"
+    path.write_text("step,loss\n" + rubbish + "".join(f"{step},2.5\n" for step in range(50)))
+    assert import_metrics([path], tmp_path / "run").points == 50
+
+
+def test_a_line_of_a_log_is_no_line_of_names(tmp_path: Path) -> None:
+    for line in ("[2026-07-01 05:26:15] iteration 7/ 9 | lm loss: 2.5 |", "at step 7 of 9", "step loss 7"):
+        with pytest.raises(UnfitFileError):
+            read(tmp_path, f"{line}\n" + "x y 7 8\n7 7 7 7\n" * 5)
+
+
 def test_joined_files_with_other_columns(tmp_path: Path) -> None:
     text = "step,loss,lr\n1,2.5,0.1\nlr,step,loss\n0.1,2,2.25\nstep,lr\n3,0.1\nstep,loss,lr\n4,2.0,0.1\n"
     assert read(tmp_path, text) == ({1: 2.5, 2: 2.25, 3: None, 4: 2.0}, {})

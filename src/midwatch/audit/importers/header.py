@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
-from midwatch.audit.importers.numbers import number_format
+from midwatch.audit.importers.numbers import NumberFormat, number_format
 from midwatch.audit.importers.rows import MOST_METRICS
 from midwatch.audit.importers.textfile import TextLine
 
@@ -62,9 +62,15 @@ def _headers(line: TextLine, step_column: str) -> Iterable[Header]:
     present = [mark for mark in _DELIMITERS if mark in text]
     for delimiter in (*sorted(present, key=text.count, reverse=True), None):
         names = split(text, delimiter) if text.count(delimiter or " ") <= MOST_METRICS else []
+        if delimiter is None and (set(present) - {"\t"} or any(map(_is_number, names))):
+            return  # a line of a log
         step = find_step(names, step_column)
         if step is not None:
             yield Header(line.number, [name.strip() for name in names], delimiter, step)
+
+
+def _is_number(name: str) -> bool:
+    return NumberFormat().number(name) is not None
 
 
 def find_step(names: Sequence[str], step_column: str = "") -> int | None:

@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 
 _NUMBER: Final = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:nan|inf(?:inity)?)", re.IGNORECASE)
 _TIME: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
-_ESCAPE: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_ESCAPE: Final = re.compile(r"\x1b+\[[0-?]*[ -/]*[@-~]|\[\d{1,3}(?:;\d{1,3}){0,4}m")
+"""The second form is what is left of a colour when a log collector takes the escape character away."""
 
 _LONGEST: Final = 400
 """Digits of the largest number that a float holds, and some; it takes long to convert a million."""
@@ -145,7 +146,7 @@ def seconds_to_ns(seconds: float) -> int:
 
 def without_colour(text: str) -> str:
     """Without a terminal's escapes, for colours and anything else."""
-    return _ESCAPE.sub("", text) if "\x1b" in text else text
+    return _ESCAPE.sub("", text) if "[" in text else text
 
 
 def plain_name(text: str) -> str:

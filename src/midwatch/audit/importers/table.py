@@ -61,8 +61,8 @@ class Table:
         """Cells with a value among the first rows, by column."""
         self.numbers = [0] * len(self.names)
         """Those of them that are numbers: a column of hashes holds some that look like one."""
+        self.step_at = self._best_step(sample)
         self._count(sample)
-        self.step_at = self._best_step(len(sample))
 
     def rows(self, odd: Odd, tell: Tell | None = None) -> Iterator[TableRow]:
         """Every row with a step, in the order of the file; what is passed over is told to ``odd``."""
@@ -124,10 +124,12 @@ class Table:
         return [cells for _, cells, is_cut in islice(records, rows) if not is_cut]
 
     def _count(self, sample: list[list[str]]) -> None:
-        number, usual = self.format.number, len(self.names)
+        number, whole, usual = self.format.number, self.format.whole, len(self.names)
         other = 0
         for cells in sample:
             other += _has_value(cells[usual:]) or (self._header.delimiter is None and len(cells) < usual)
+            if self.step_at >= len(cells) or whole(cells[self.step_at]) is None:
+                continue
             for at, cell in enumerate(cells[:usual]):
                 if not is_missing(cell):
                     self.filled[at] += 1
@@ -139,13 +141,15 @@ class Table:
                 f"({', '.join(self.names)[:200]}): nobody can tell which is which"
             )
 
-    def _best_step(self, rows: int) -> int:
+    def _best_step(self, sample: list[list[str]]) -> int:
         """Some loggers name several columns so, and fill one of them in rows of one kind only."""
-        best = self._header.step
-        if self._step_column or self.numbers[best] * 10 >= rows * 9:
-            return best
+        first = self._header.step
+        if self._step_column:
+            return first
         known = [at for at, name in enumerate(self.names) if find_step([name]) is not None]
-        return max(known, key=lambda at: (self.numbers[at], at == best))
+        whole = self.format.whole
+        counts = {at: sum(at < len(cells) and whole(cells[at]) is not None for cells in sample) for at in known}
+        return first if counts[first] * 10 >= len(sample) * 9 else max(known, key=lambda at: (counts[at], at == first))
 
 
 def _has_value(cells: list[str]) -> bool:

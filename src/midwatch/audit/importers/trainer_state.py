@@ -48,7 +48,7 @@ def _entries(text: str, path: Path, notes: Notes) -> Iterator[dict[str, Any]]:
     at = text.find("[", at) + 1 if at >= 0 else 0
     if not at:
         raise UnfitFileError(f"{path} has no {KEY}: it is no trainer_state.json")
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(parse_int=_whole)
     while True:
         while at < len(text) and text[at] in " \t\r\n,":
             at += 1
@@ -63,6 +63,11 @@ def _entries(text: str, path: Path, notes: Notes) -> Iterator[dict[str, Any]]:
             yield cast("dict[str, Any]", entry)
         else:
             notes.pass_over("entries that are no objects", f"character {at}")
+
+
+def _whole(text: str) -> int | float:
+    """Thousands of digits are refused by ``int``: it takes long to convert them."""
+    return int(text) if len(text) < 400 else float(text)
 
 
 def _step(value: Any) -> int | None:

@@ -9,6 +9,7 @@ import pytest
 
 from midwatch.core import (
     CODES,
+    AlertError,
     CheckpointError,
     ConfigError,
     FencedError,
@@ -25,7 +26,7 @@ from midwatch.core import (
 
 KINDS = [
     *(ConfigError, StorageError, CheckpointError, LedgerError, MetricsError),
-    *(SuperviseError, ProtocolError, GuardError, TriageError),
+    *(SuperviseError, ProtocolError, GuardError, AlertError, TriageError),
 ]
 
 

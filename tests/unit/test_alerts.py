@@ -568,3 +568,15 @@ def test_a_disk_that_takes_nothing_more_is_told_of(
     bell.turn()
     assert titles(hook) == ["the circuit breaker opened", "a fault of grade G2"]
     assert caplog.text.count("No space left") == 1
+
+
+def test_a_pause_that_outlives_its_attempt_is_the_same_one(story: Story, hook: Hook, clock: FakeClock) -> None:
+    to = {"pagerduty": "R0UTINGKEY", "pagerduty_url": hook.url("/v2/enqueue")}
+    bell = bell_of(story, hook, clock, to=to)
+    story.pause()
+    bell.turn()
+    story.say("a0002-r00000", "breaker.paused", step=40, kind="nonfinite", why="still paused", until_ns=0)
+    bell.turn()
+    opened, still = hook.taken()
+    assert opened["dedup_key"] == still["dedup_key"]
+    assert "the circuit breaker is open:" in still["payload"]["summary"]

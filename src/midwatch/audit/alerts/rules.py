@@ -113,6 +113,8 @@ class Rules:
 
     def _paused(self, line: LedgerLine) -> list[Alert]:
         self.memory.is_training = False
+        # A later attempt may come back into the same pause, and a run on probation may be paused again.
+        is_known = "breaker" in self.memory.on
         until = clock_time(whole(line.data.get("until_ns")))
         did = "No further optimizer step is made, and checkpoints since the first outlier are flagged as suspect."
         did += f" Unless somebody decides (or guards.action says rewind), the run ends at {until}." if until else ""
@@ -124,7 +126,7 @@ class Rules:
                 "on",
                 "critical",
                 self._begin("breaker", name_of(line)),
-                title="the circuit breaker opened",
+                title="the circuit breaker is open" if is_known else "the circuit breaker opened",
                 sentence=f"training is paused: {text_of(line, 'why')}",
                 did=did,
                 look=self._run.command("breaker show"),

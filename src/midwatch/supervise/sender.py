@@ -70,9 +70,7 @@ class Sender:
         news = self._trouble.feed(report, time.monotonic())
         if news == "failing":
             problem = self._trouble.problem
-            self._say(
-                f"[MT106] metrics wait in the run folder, they cannot be sent to {self._name}: {problem}", "warning"
-            )
+            self._say(f"[MT106] metrics are not sent, they wait in the run folder: {self._named(problem)}", "warning")
             self._record("metrics.push_failed", code="MT106", problem=problem, behind_bytes=self._behind_bytes())
         elif news == "mended":
             away_s = self._trouble.away_s
@@ -100,11 +98,15 @@ class Sender:
             if not (report.records or report.refused):
                 time.sleep(_LAST_S)
         left_bytes, problem = self._behind_bytes(), report.problem or "the time was up"
-        what = f"{format_bytes(left_bytes)} of metrics were not sent to {self._name} ({problem})"
+        what = f"{format_bytes(left_bytes)} of metrics were not sent ({self._named(problem)})"
         self._say(
             f"{what}; the next run in this folder sends them, or midwatch metrics push {self._run_dir}", "warning"
         )
         self._record("metrics.push_left", code="MT106", problem=problem, behind_bytes=left_bytes)
+
+    def _named(self, problem: str) -> str:
+        """Most problems begin with the receiver's name."""
+        return problem if problem.startswith(self._name) else f"{self._name}: {problem}"
 
     def _behind_bytes(self) -> int:
         try:

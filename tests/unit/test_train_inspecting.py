@@ -369,7 +369,7 @@ def test_a_look_that_fails_is_the_last_and_training_goes_on(
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr("midwatch.train.inspecting_gradients._norm", fail)
+    monkeypatch.setattr("midwatch.train.inspecting_gradients._total", fail)
     train = trainer(model, optimizer)
     before = model[0].weight.detach().clone()  # pyright: ignore[reportIndexIssue]
     for _ in range(3):

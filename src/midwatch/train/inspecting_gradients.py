@@ -2,8 +2,8 @@
 
 One hook for each parameter looks at the gradient as it comes out of the backward pass. DistributedDataParallel copies
 it into a bucket, and ``fully_shard`` into the input of its reduce-scatter, only after that; neither is touched, so
-the training computes the same bits with and without. A norm is finite where all elements are, and so is a sum of norms:
-that leaves one reduction for each parameter, and one word a step, on the device, for which nobody waits.
+the training computes the same bits with and without. A sum is finite where all elements are: that leaves one reduction
+for each parameter, and one word a step, on the device, for which nobody waits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from midwatch.checkpoint import Holding
 from midwatch.train.inspecting_quietly import Quietly, is_recorded
 
 _MOST_WAITING: Final = 4096
-"""Norms of one step; with more backward passes than that they are folded into one."""
+"""Sums of one step; with more backward passes than that they are folded into one."""
 _STEPS_KEPT: Final = 3
 """A verdict comes at most two steps later, and then asks for the name."""
 _ALL: Final = "some gradient"
@@ -83,7 +83,7 @@ class Gradients:
         open_now = [(self._step, self._seen)] if self._step is not None else []
         for at, seen in [*open_now, *reversed(self._kept)]:
             if at == step:
-                return next((name for name, norm in seen if not bool(torch.isfinite(norm))), "")
+                return next((name for name, total in seen if not bool(torch.isfinite(total))), "")
         return ""
 
     # --- hooks ----------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class Gradients:
             self._shield.do(self._look, name, gradient)
 
     def _look(self, name: str, gradient: torch.Tensor) -> None:
-        self._seen.append((name, _norm(gradient)))
+        self._seen.append((name, _total(gradient)))
         if len(self._seen) > _MOST_WAITING:
             self._seen[:] = [(_ALL, _verdict(self._seen))]
 
@@ -128,21 +128,22 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Para
         todo += [child for child in part.children() if not isinstance(child, FSDPModule)]
 
 
-def _norm(gradient: torch.Tensor) -> torch.Tensor:
+def _total(gradient: torch.Tensor) -> torch.Tensor:
     # With create_graph=True a gradient is part of another graph, which must not grow by this.
     local = gradient.detach() if gradient.requires_grad else gradient
     local = local.to_local() if isinstance(local, DTensor) else local
     if local.is_sparse:
         local = local._values()  # public ``values`` wants them coalesced, which costs a sort
-    # Half precision would overflow in the sum of squares.
-    wide = torch.float32 if local.dtype in (torch.float16, torch.bfloat16) else None
-    return torch.linalg.vector_norm(local, dtype=wide)
+    if local.is_complex():
+        local = torch.view_as_real(local)
+    # Half precision would overflow; what overflows in single precision could not be used either.
+    return local.sum(dtype=torch.float64 if local.dtype == torch.float64 else torch.float32)
 
 
 def _verdict(seen: _Seen) -> torch.Tensor:
     by_device: dict[torch.device, list[torch.Tensor]] = {}
-    for _, norm in seen:
-        by_device.setdefault(norm.device, []).append(norm.float())
-    totals = [torch.stack(norms).sum() for norms in by_device.values()]
+    for _, total in seen:
+        by_device.setdefault(total.device, []).append(total.float())
+    totals = [torch.stack(some).sum() for some in by_device.values()]
     total = totals[0] if len(totals) == 1 else torch.stack([one.to(totals[0].device) for one in totals]).sum()
     return total * 0 + 1

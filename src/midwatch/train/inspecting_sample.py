@@ -23,13 +23,13 @@ MOST_OF_ALL: Final = 1 << 18
 class _Pick(NamedTuple):
     begin: int
     stride: int
-    count: int
+    size: int
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """As a view where the memory has the order of the elements."""
         if tensor.is_contiguous():
-            return tensor.as_strided((self.count,), (self.stride,), tensor.storage_offset() + self.begin)
-        places = torch.arange(self.begin, self.begin + self.count * self.stride, self.stride, device=tensor.device)
+            return tensor.as_strided((self.size,), (self.stride,), tensor.storage_offset() + self.begin)
+        places = torch.arange(self.begin, self.begin + self.size * self.stride, self.stride, device=tensor.device)
         return tensor.take(places)
 
 
@@ -49,11 +49,11 @@ class Batch:
         self._picks = [_pick(local.numel(), number, most) for number, local in enumerate(locals_)]
         self.shares = torch.tensor(shares, dtype=self.wide, device=first.device)
         speaks = [
-            share * local.numel() / pick.count for share, local, pick in zip(shares, locals_, self._picks, strict=True)
+            share * local.numel() / pick.size for share, local, pick in zip(shares, locals_, self._picks, strict=True)
         ]
-        counts = torch.tensor([pick.count for pick in self._picks], device=first.device)
+        counts = torch.tensor([pick.size for pick in self._picks], device=first.device)
         self.stands_for = torch.tensor(speaks, dtype=self.wide, device=first.device).repeat_interleave(
-            counts, output_size=sum(pick.count for pick in self._picks)
+            counts, output_size=sum(pick.size for pick in self._picks)
         )
 
     def read(self) -> torch.Tensor:
@@ -78,7 +78,7 @@ class Batch:
         gradient = parameter.grad
         # A sparse gradient says which rows it has, and would have to be spread out to be asked for one element.
         if gradient is None or gradient.is_sparse or not is_moving:
-            return torch.zeros(pick.count, dtype=torch.bool, device=self.stands_for.device)
+            return torch.zeros(pick.size, dtype=torch.bool, device=self.stands_for.device)
         return pick.of(local_part(gradient)) != 0
 
 

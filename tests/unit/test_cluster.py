@@ -128,7 +128,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
 
 def test_a_scheduler_that_is_not_installed_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    driver = driver_for(is_slurm=True)
+    driver = driver_for("slurm")
     assert isinstance(driver, LocalDriver)
     assert asyncio.run(driver.isolate("n1", "x")).status == "unneeded"
     assert asyncio.run(run_command(["scontrol"], deadline_s=1.0)).code is None

@@ -28,12 +28,13 @@ class Scheduler:
     """Answers what it is told to, in order; the last answer repeats."""
 
     name = "slurm"
+    verb = "drain"
 
     def __init__(self, *replies: Reply) -> None:
         self.replies = list(replies) or [Reply(status="done")]
         self.asked: list[tuple[str, str]] = []
 
-    def for_anybody(self, *, is_slurm: bool, slurm_conf: str) -> Scheduler:
+    def for_anybody(self, kind: str, *, slurm_conf: str) -> Scheduler:
         return self
 
     def _answer(self, verb: str, node: str) -> Reply:
@@ -109,7 +110,7 @@ class Job:
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scheduler]:
     def make(*replies: Reply) -> Scheduler:
         made = Scheduler(*replies)
-        monkeypatch.setattr(isolating, "scheduler", lambda: made)
+        monkeypatch.setattr(isolating, "scheduler", lambda config: made)
         return made
 
     return make

@@ -58,7 +58,13 @@ def _send(folder: Path, wish: Wish, reason: str, node: str) -> dict[str, Any]:
 
 
 def _foresee(folder: Path, wish: Wish, node: str) -> dict[str, Any]:
-    from midwatch.supervise import check_between_runs, fetch_status, hold_between_runs, isolate_rules
+    from midwatch.supervise import (
+        check_between_runs,
+        fetch_status,
+        foresee_request,
+        hold_between_runs,
+        isolate_rules,
+    )
 
     try:
         status = fetch_status(folder)
@@ -67,12 +73,19 @@ def _foresee(folder: Path, wish: Wish, node: str) -> dict[str, Any]:
     except SuperviseError as error:
         where = _instead(folder, wish, error)
     else:
-        return {**_standing(status), "state": f"unchanged (dry run): {status['state']}"}
+        state = f"unchanged (dry run): {status['state']}"
+        if wish == "isolate" or wish == "release":
+            would = foresee_request(folder, isolate_rules(folder), wish, node, _target(status, node))
+            state = f"{state}; {would}" if would else state
+        return {**_standing(status), "state": state}
+    would = ""
     if wish == "hold" or wish == "resume":
         hold_between_runs(folder, wish, "", is_dry=True)
     else:
         check_between_runs(folder, isolate_rules(folder), wish, node)
-    return _written(f"unchanged (dry run): {where}, so it would be written down for the next one")
+        would = foresee_request(folder, isolate_rules(folder), wish, node)
+    done = f"unchanged (dry run): {where}, so it would be written down for the next one"
+    return _written(f"{done}; {would}" if would else done)
 
 
 def _instead(folder: Path, wish: Wish, error: SuperviseError) -> str:
@@ -99,6 +112,15 @@ def _standing(status: dict[str, Any]) -> dict[str, Any]:
 
 def _written(sentence: str) -> dict[str, Any]:
     return {"state": sentence, "held": None, "excluded": []}
+
+
+def _target(status: dict[str, Any], node: str) -> str:
+    """The scheduler's name for a node of a live run."""
+    for agent in status.get("agents", ()):
+        machine, theirs = str(agent.get("machine", "")), str(agent.get("scheduler_node", ""))
+        if node in (agent.get("node"), machine, machine.split("/")[0], theirs):
+            return theirs
+    return ""
 
 
 def _names(status: dict[str, Any]) -> set[str]:

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from midwatch.cluster.topology import Topology
+from midwatch.config import SchedulerKind
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +37,11 @@ class Driver(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def verb(self) -> str:
+        """What people there call it to take a node out; with "ed" it is done."""
+        ...
 
     async def isolate(self, node: str, reason: str) -> Reply:
         """Let the node finish what it does and give it nothing new. Somebody else's reason is left as it is."""
@@ -66,6 +72,7 @@ class LocalDriver:
     """No scheduler: leaving a node out of the run, and remembering it, is all that can be done."""
 
     name = "local"
+    verb = "drain"
 
     async def isolate(self, node: str, reason: str) -> Reply:
         return Reply(status="unneeded", text="no scheduler gives this machine out")
@@ -86,15 +93,20 @@ class LocalDriver:
         return ""
 
 
-def driver_for(*, is_slurm: bool, slurm_conf: str = "") -> Driver:
-    """The scheduler that runs us.
+def driver_for(kind: SchedulerKind, *, slurm_conf: str = "", labels: Sequence[str] = ()) -> Driver:
+    """The scheduler that gives a machine out.
 
     Args:
-        is_slurm: This process belongs to a Slurm job, or the machine in question did.
+        kind: That this process runs under, or that gave out the machine in question.
         slurm_conf: Path of Slurm's configuration, where the environment names one.
+        labels: Of Kubernetes' nodes, that say what hangs together; none: the usual ones.
     """
-    if is_slurm and shutil.which("scontrol"):
+    if kind == "slurm" and shutil.which("scontrol"):
         from midwatch.cluster.slurm import SlurmDriver
 
         return SlurmDriver(slurm_conf)
+    if kind == "kubernetes":
+        from midwatch.cluster.kubernetes import KubernetesDriver
+
+        return KubernetesDriver(labels)
     return LocalDriver()

@@ -38,6 +38,7 @@ class SlurmDriver:
     """
 
     name = "slurm"
+    verb = "drain"
 
     def __init__(self, conf: str = "") -> None:
         self._topology_conf = Path(conf or "/etc/slurm/slurm.conf").with_name("topology.conf")

@@ -3,6 +3,14 @@
 from midwatch.config.alerts import AlertKind, AlertsConfig, AlertTargetsConfig, SmtpConfig
 from midwatch.config.env import RankEnv, RunPaths, expand_path, inherited_environment, read_rank_env, resolve_paths
 from midwatch.config.hashing import canonical_json, config_hash, plain_data
+from midwatch.config.kubernetes import (
+    SchedulerKind,
+    is_in_pod,
+    kubeconfig,
+    kubernetes_node,
+    scheduler_kind,
+    scheduler_node,
+)
 from midwatch.config.load import LoadedConfig, Origin, dump_config, flatten_config, load_config, trace_config
 from midwatch.config.outside import OutsidePlace, read_outside_place
 from midwatch.config.redact import REDACTED, is_secret_name, redact, redact_environment, redact_list, redact_text
@@ -62,6 +70,7 @@ __all__ = [
     "RunConfig",
     "RunPaths",
     "ScheduleConfig",
+    "SchedulerKind",
     "SecureConfig",
     "SmtpConfig",
     "StagingConfig",
@@ -74,8 +83,11 @@ __all__ = [
     "expand_path",
     "flatten_config",
     "inherited_environment",
+    "is_in_pod",
     "is_reference",
     "is_secret_name",
+    "kubeconfig",
+    "kubernetes_node",
     "load_config",
     "make_section",
     "plain_data",
@@ -87,6 +99,8 @@ __all__ = [
     "redact_list",
     "redact_text",
     "resolve_paths",
+    "scheduler_kind",
+    "scheduler_node",
     "semantic_section",
     "slurm_conf",
     "slurm_node",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
 from midwatch.config.alerts import AlertsConfig
@@ -189,7 +188,9 @@ class GradeConfig(_Leaf, frozen=True, kw_only=True):
     hold_max_s: NotNegative = 0.0
     """A run that is held this long ends with the requeue code. 0: it waits for green probes or a person."""
     topology: str = ""
-    """A TOML file that says which nodes share a switch, rack or power feed. Empty: what Slurm knows, if it runs us."""
+    """A TOML file that says which nodes share a switch, rack or power feed. Empty: what the scheduler knows."""
+    topology_labels: tuple[str, ...] = ()
+    """In Kubernetes: the node labels whose values nodes share when they hang together. Empty: the usual ones."""
 
 
 class IsolateConfig(_Leaf, frozen=True, kw_only=True):
@@ -197,6 +198,8 @@ class IsolateConfig(_Leaf, frozen=True, kw_only=True):
 
     drain: Literal["off", "ask", "do"] = "ask"
     """Beyond leaving it out of this run: say which machine an operator should drain, or let the scheduler drain it."""
+    scheduler: Literal["auto", "slurm", "kubernetes", "none"] = "auto"
+    """Who is asked. ``auto``: whoever started us, by the environment."""
     ledger: str = ""
     """The file in which suspicions against nodes are kept from job to job. Empty: ``<run.dir>/supervisor/nodes.json``.
     """

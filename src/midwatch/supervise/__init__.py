@@ -23,6 +23,7 @@ __all__ = [
     "check_between_runs",
     "fetch_status",
     "first_lines",
+    "foresee_request",
     "hold_between_runs",
     "is_stamped",
     "isolate_rules",
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from midwatch.supervise.between_runs import check_between_runs, note_between_runs
+    from midwatch.supervise.between_runs import check_between_runs, foresee_request, note_between_runs
     from midwatch.supervise.ending import Result
     from midwatch.supervise.failover import is_stamped
     from midwatch.supervise.folder_families import FolderFamilies
@@ -74,6 +75,7 @@ _HOMES = {
     "SuspicionLedger": "midwatch.supervise.suspicion",
     "attempts_with_logs": "midwatch.supervise.loglines",
     "check_between_runs": "midwatch.supervise.between_runs",
+    "foresee_request": "midwatch.supervise.between_runs",
     "fetch_status": "midwatch.supervise.joining",
     "first_lines": "midwatch.supervise.loglines",
     "hold_between_runs": "midwatch.supervise.held_between",

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
-from midwatch.config import slurm_node
+from midwatch.config import scheduler_node
 from midwatch.core import MidwatchError, ProtocolError, boot_id
 from midwatch.supervise.chat import Console, open_stdin, read_lines
 from midwatch.supervise.clocks import CoordinatorClock
@@ -185,7 +185,7 @@ class Agent:
             mono_ns=time.monotonic_ns(),
             pid=os.getpid(),
             machine=machine_key(),
-            scheduler_node=slurm_node(),
+            scheduler_node=scheduler_node(),
             running_attempt=self._hands.running_attempt,
             ranks=(spec.setup.place.rank,) if spec.setup.place else (),
         )

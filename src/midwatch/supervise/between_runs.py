@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Final, Literal
 
 from midwatch.cluster import Driver, Outbox, Reply, Request, driver_for
-from midwatch.config import IsolateConfig, slurm_conf
+from midwatch.config import IsolateConfig, SchedulerKind, scheduler_kind, slurm_conf
 from midwatch.core import SYSTEM_CLOCK, SuperviseError
 from midwatch.supervise.isolating import REQUESTS, WANTED_S
-from midwatch.supervise.suspicion import Reason, SuspicionLedger
+from midwatch.supervise.suspicion import Machine, Reason, SuspicionLedger
 
 NO_RUN: Final = "no run is live"
-_SHORT: Final = {"isolate": "drained", "release": "in service"}
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,255}")
 """One machine, by whatever name: it goes into the scheduler's command line and into ``--exclude`` lists."""
 
@@ -47,7 +46,7 @@ def note_between_runs(
     keys = check_between_runs(run_dir, config, wish, node)
     ledger, now_s = SuspicionLedger.of(run_dir, config), SYSTEM_CLOCK.wall_ns() / 1e9
     known = ledger.machines()
-    target = next((known[key].scheduler_node for key in keys if known[key].scheduler_node), "")
+    target = _target(known, keys)
     outbox = Outbox(run_dir / "supervisor" / REQUESTS)
     # What an earlier run still wants of this machine must not come true after this.
     for name in sorted({target, node} - {""}):
@@ -63,7 +62,7 @@ def note_between_runs(
         done = "let in again"
     if wish == "isolate" and config.drain != "do":
         return f"{where}; node {node} is {done}"
-    driver = driver_for(is_slurm=bool(target), slurm_conf=slurm_conf())
+    driver = _driver(config, target)
     reply = _ask(driver, outbox, wish, target, f"midwatch: {reason}", now_s)
     return f"{where}; node {node} is {done}{_what_came(driver, wish, reply)}"
 
@@ -80,6 +79,39 @@ def check_between_runs(
     return keys
 
 
+def foresee_request(
+    run_dir: Path, config: IsolateConfig, wish: Literal["isolate", "release"], node: str, target: str = ""
+) -> str:
+    """What the scheduler would be asked, for a sentence; empty when nobody would be. Asks nobody.
+
+    Args:
+        target: The scheduler's name, where a live run knows the node; otherwise it is what the list knows.
+
+    Raises as ``note_between_runs``.
+    """
+    if config.drain != "do" and (target or wish == "isolate"):
+        return ""
+    if not target:
+        known = SuspicionLedger.of(run_dir, config).machines()
+        keys = check_between_runs(run_dir, config, wish, node)
+        target = _target(known, keys) or (node if wish == "isolate" else "")
+    driver = _driver(config, target)
+    if driver.name == "local" or not target:
+        return ""
+    return f"{driver.name} would be asked to {driver.verb if wish == 'isolate' else 'give back'} node {target}"
+
+
+def _target(known: dict[str, Machine], keys: list[str]) -> str:
+    return next((known[key].scheduler_node for key in keys if known[key].scheduler_node), "")
+
+
+def _driver(config: IsolateConfig, target: str) -> Driver:
+    """That of the last run in this folder."""
+    kind: SchedulerKind = scheduler_kind(config.scheduler)
+    # Who never ran here may still have a scheduler: only Slurm's commands can be tried without knowing more.
+    return driver_for("slurm" if kind == "none" and target else kind, slurm_conf=slurm_conf())
+
+
 def _ask(
     driver: Driver, outbox: Outbox, wish: Literal["isolate", "release"], target: str, reason: str, now_s: float
 ) -> Reply:
@@ -92,7 +124,7 @@ def _ask(
 def _what_came(driver: Driver, wish: str, reply: Reply) -> str:
     match reply.status:
         case "done":
-            return f", and {_SHORT[wish]} in {driver.name}"
+            return f", and {f'{driver.verb}ed' if wish == 'isolate' else 'in service'} in {driver.name}"
         case "silent":
             return f"; {driver.name} does not answer ({reply.text}), the next run in this folder asks again"
         case "refused":

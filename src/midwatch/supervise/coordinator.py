@@ -360,7 +360,8 @@ async def _serve() -> int:
     for task in tasks:
         task.add_done_callback(_die_with)
     if not spec.rules.topology and spec.rules.max_nodes > 1:
-        tasks.append(asyncio.create_task(ask_topology(coordinator.learn)))
+        labels = spec.rules.grade.topology_labels
+        tasks.append(asyncio.create_task(ask_topology(coordinator.learn, spec.carry.isolate, labels)))
     await coordinator.over.wait()
     await coordinator.end()
     for task in tasks:

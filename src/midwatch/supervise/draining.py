@@ -60,7 +60,7 @@ class Draining:
         try:
             await self._aside(self._outbox.put, request)
         except MidwatchError as error:
-            self._say(f"the request to {_words(request)} cannot be written down: {error.message}", "error")
+            self._say(f"the request to {self._words(request)} cannot be written down: {error.message}", "error")
             return
         self._start()
 
@@ -110,13 +110,12 @@ class Draining:
         return min((max(0.0, one.not_before_s - _now_s()) for one in left), default=_LOOK_S)
 
     def _tell(self, request: Request, reply: Reply, *, is_over: bool) -> None:
-        what, name = _words(request), self._driver.name
+        what, name = self._words(request), self._driver.name
         data = {"node": request.node, "text": reply.text, "tries": request.tries + 1}
         if reply.status == "done":
             self._record(_EVENTS[request.verb], cause=request.cause, data=data)
-            self._say(
-                f"{name}: node {request.node} is {'drained' if request.verb == 'isolate' else 'in service'}", "info"
-            )
+            done = f"{self._driver.verb}ed" if request.verb == "isolate" else "in service"
+            self._say(f"{name}: node {request.node} is {done}", "info")
         elif reply.status == "refused":
             self._record("node.drain_refused", cause=request.cause, data={**data, "verb": request.verb})
             by_hand = self._driver.by_hand(request.node, request.reason) if request.verb == "isolate" else ""
@@ -126,9 +125,8 @@ class Draining:
         elif not is_over and request.tries == 0:
             self._say(f"{name} does not answer ({reply.text}); asking again to {what} until it does", "warning")
 
-
-def _words(request: Request) -> str:
-    return f"{'drain' if request.verb == 'isolate' else 'give back'} node {request.node}"
+    def _words(self, request: Request) -> str:
+        return f"{self._driver.verb if request.verb == 'isolate' else 'give back'} node {request.node}"
 
 
 def _now_s() -> float:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from midwatch.cluster import Driver, Outbox, Request, driver_for
-from midwatch.config import slurm_conf, slurm_node
+from midwatch.config import IsolateConfig, scheduler_kind, slurm_conf
 from midwatch.core import SYSTEM_CLOCK, MidwatchError, StorageError
 from midwatch.faults import Verdict
 from midwatch.supervise.draining import Draining, Tell
@@ -30,9 +30,9 @@ _FRESH_S: Final = 10.0
 _log: Final = logging.getLogger("midwatch.coordinator")
 
 
-def scheduler() -> Driver:
-    """Whoever gave us this machine."""
-    return driver_for(is_slurm=bool(slurm_node()), slurm_conf=slurm_conf())
+def scheduler(config: IsolateConfig, labels: Sequence[str] = ()) -> Driver:
+    """Whoever gave us this machine, or is said to have."""
+    return driver_for(scheduler_kind(config.scheduler), slurm_conf=slurm_conf(), labels=labels)
 
 
 class Isolation:
@@ -61,13 +61,13 @@ class Isolation:
         self._is_blind = False
         """The list could not be read, and that was said."""
         self._ledger = SuspicionLedger.of(self._run_dir, spec.isolate)
-        self._driver = scheduler()
+        self._driver = scheduler(spec.isolate)
         self._outbox = Outbox(self._run_dir / "supervisor" / REQUESTS)
         self._draining = Draining(self._driver, self._outbox, record, say)
 
     def begin(self) -> None:
         """Go on with what an earlier process of this run, or the last run here, has left; needs the event loop."""
-        keep_rules(self._run_dir, self._config)
+        keep_rules(self._run_dir, self._config, scheduler_kind(self._config.scheduler))
         self._reading = asyncio.get_running_loop().create_task(self._keep_reading())
         if self._config.drain == "do":
             self._draining.resume()
@@ -203,7 +203,9 @@ class Isolation:
             await self._draining.ask(request)
         elif self._config.drain != "off":
             by_hand = self._driver.by_hand(target, text) if target else ""
-            self._say(f"node {node} ({key.split('/')[0]}) should be drained: {by_hand or entry.text}", "warning")
+            self._say(
+                f"node {node} ({key.split('/')[0]}) should be {self._driver.verb}ed: {by_hand or entry.text}", "warning"
+            )
 
     async def _target(self, node: str) -> str:
         """The scheduler's name for it."""
@@ -228,7 +230,7 @@ class Isolation:
         machine = self._known_machine(node)
         if machine is not None:
             return machine.scheduler_node
-        # Never seen by this process. Unless named otherwise, nodes of a Slurm job are called what Slurm calls them.
+        # Never seen by this process. Unless named otherwise, nodes are called what their scheduler calls them.
         return node if self._driver.name != "local" else ""
 
     def _known_machine(self, node: str) -> Machine | None:

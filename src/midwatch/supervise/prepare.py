@@ -13,9 +13,10 @@ from typing import Final
 import msgspec
 
 from midwatch.audit import ensure_run
-from midwatch.cluster import Topology, load_topology
+from midwatch.cluster import Topology, check_client, load_topology
 from midwatch.config import (
     Config,
+    IsolateConfig,
     MetricsConfig,
     OutsidePlace,
     RunPaths,
@@ -23,10 +24,13 @@ from midwatch.config import (
     canonical_json,
     expand_path,
     inherited_environment,
+    is_in_pod,
+    kubernetes_node,
     redact,
     redact_list,
     resolve_paths,
-    slurm_node,
+    scheduler_kind,
+    scheduler_node,
     slurm_peers,
 )
 from midwatch.core import ConfigError
@@ -90,12 +94,14 @@ def plan(request: LaunchRequest) -> Plan:
 
     Raises:
         SuperviseError: SV101 the command cannot be started. ConfigError: CF102 a name that cannot be a node's, paths
-            that cannot be expanded, text that is not UTF-8, a topology or a certificate that cannot be used.
+            that cannot be expanded, text that is not UTF-8, a topology or a certificate that cannot be used, a node
+            that cannot be cordoned for want of its name. CF107 one that cannot be cordoned for want of a library.
     """
     paths = resolve_paths(request.config)
     for word in (str(paths.run_dir), str(paths.checkpoint_dir), *request.command):
         _check_text(word)
     _check_metrics(request.config.metrics)
+    _check_scheduler(request.config.isolate)
     return Plan(
         request=request,
         paths=paths,
@@ -103,7 +109,7 @@ def plan(request: LaunchRequest) -> Plan:
         command_hash=sha256_hex(canonical_json(list(request.command))),
         tag=secrets.token_hex(8),
         # By the scheduler's name, so that its topology and its commands mean the same node.
-        node=_node_name(request.node_name or slurm_node() or socket.gethostname()),
+        node=_node_name(request.node_name or scheduler_node() or socket.gethostname()),
         topology=load_topology(Path(file).expanduser()) if (file := request.config.grade.topology) else (),
         certificate=_certificate(request.config),
     )
@@ -116,6 +122,22 @@ def _certificate(config: Config) -> str:
     from midwatch.supervise.tls import read_certificate
 
     return read_certificate(config.secure)
+
+
+def _check_scheduler(isolate: IsolateConfig) -> None:
+    """Whoever lets us cordon must not learn when a node is bad that we cannot."""
+    if isolate.drain != "do":
+        return
+    kind = scheduler_kind(isolate.scheduler)
+    if kind == "kubernetes":
+        check_client('isolate.drain = "do" in Kubernetes')
+    if is_in_pod() and kind != "slurm" and isolate.scheduler != "none" and not kubernetes_node():
+        raise ConfigError(
+            "CF102",
+            'isolate.drain is "do", and this pod was not told which node it is on',
+            key="isolate.drain",
+            hint="Pass spec.nodeName on as MIDWATCH_K8S_NODE (docs/how-to/kubernetes.md), or set isolate.drain to ask.",
+        )
 
 
 def _check_metrics(metrics: MetricsConfig) -> None:

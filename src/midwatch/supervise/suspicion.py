@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from midwatch.config import IsolateConfig
+from midwatch.config import IsolateConfig, kubernetes_node
 from midwatch.core import UNREADABLE, StorageError
 from midwatch.storage import as_storage_error, locked, read_regular, write_json_atomic
 from midwatch.supervise.lemons import LEMON, LEMON_DAYS
@@ -79,7 +79,12 @@ class _Book(msgspec.Struct, kw_only=True):
 
 
 def machine_key() -> str:
-    """This machine's name, wherever a scheduler puts it: host name and machine id."""
+    """This machine's name, wherever a scheduler puts it: host name and machine id.
+
+    In a pod both are the container's, and another one's next time: there it is the node under it.
+    """
+    if node := kubernetes_node():
+        return node
     try:
         number = Path("/etc/machine-id").read_text().strip()[:12]
     except OSError:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from supervised import MIDWATCH, Supervised
+from test_run_nodes import lose
 
 pytestmark = pytest.mark.procs
 
@@ -155,3 +156,39 @@ def test_rank_0_tells_where_nobody_supervises(hook: Hook, tmp_path: Path) -> Non
     assert "the script ended with ValueError: bad batch" in last["text"]
     assert "hunter2" not in last["text"]
     assert last["subject"].startswith("[midwatch] llm: ")
+
+
+def test_a_node_that_takes_over_tells_what_is_new_and_nothing_again(
+    run: Supervised, hook: Hook, tmp_path: Path
+) -> None:
+    (tmp_path / "hook").write_text(hook.url())
+    options = ["--nproc-per-node", "1", "--nnodes", "1:3", "--set", "restart.backoff_s=[0]"]
+    options += ["--set", "watch.agent_timeout_s=4", "--set", f'alerts.to.webhook=["file:{tmp_path}/hook"]']
+    options += [
+        "--set",
+        "alerts.min_grade=G0",
+        "--set",
+        "alerts.min_gap_s=0",
+        "--set",
+        'alerts.on=["incident", "ended"]',
+    ]
+    command = [str(run.script), str(run.home), "100000", "none", "attached"]
+    launchers: dict[str, subprocess.Popen[str]] = {}
+    for name in ("n0", "n1"):
+        launchers[name] = run.start_command(command, *options, "--node-name", name)
+        run.until(f"{name}", lambda name=name: any(e["data"]["node"] == name for e in run.events("node.joined")))
+    run.until_training(step=8)
+    os.kill(run.number("pid-a1-r0"), signal.SIGKILL)
+    run.until_training(attempt=2, step=1)
+    until("word of the rank", lambda: len(told(hook)) == 1, run.story)
+    lose(launchers.pop("n0"))
+    run.until_training(attempt=3, step=1)
+    os.kill(run.number("pid-a3-r0"), signal.SIGKILL)
+    run.until_training(attempt=4, step=1)
+    judged = [line for line in run.events("fault.judged") if line["data"]["grade"] >= "G0"]
+    assert len(judged) == 2, run.story()
+    until("word of the node", lambda: len(told(hook)) >= 2, run.story)
+    launchers["n1"].send_signal(signal.SIGTERM)
+    assert run.wait(launchers["n1"]) == 75, run.story()
+    names = [ident for ident, _ in told(hook)]
+    assert names == [f"coordinator:{line['seq']}" for line in judged]

@@ -86,7 +86,8 @@ class AnyOrder(RuleBasedStateMachine):
             case WakeAt():
                 self.until_ns = one.at_ns
             case GoOn():
-                self.is_paused = False
+                # What was seen before is let pass.
+                self.is_paused, self.in_a_row = False, 0
             case MarkSuspect():
                 assert one.since_step <= self.step
             case End():

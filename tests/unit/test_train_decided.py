@@ -65,7 +65,7 @@ def test_with_guards_off_data_stays_out_rates_stay_low_and_the_way_back_is_gone(
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=0.2)
     unguarded = NoGuards(Decided(ControlGroup(0, 1), Desk(tmp_path, is_writer=True)))
-    assert unguarded.prepare(None, is_bound=True) == 7
+    assert unguarded.prepare(is_bound=True) == 7
     unguarded.begin(6, is_resumed=True, tracked=[optimizer])
     unguarded.ensure_begun(6, {"optimizer": optimizer})
     assert unguarded.skips(3)

@@ -46,10 +46,10 @@ def holdings(modules: Iterable[tuple[str, nn.Module]], rank: int, world_size: in
 
 
 def _holders(
-    parameter: nn.Parameter, groups: dict[int, tuple[int, ...]], rank: int, world_size: int
+    parameter: nn.Parameter, groups: dict[int, tuple[tuple[int, ...], bool]], rank: int, world_size: int
 ) -> tuple[tuple[int, ...], bool]:
     if id(parameter) in groups:
-        return groups[id(parameter)], True
+        return groups[id(parameter)]
     if isinstance(parameter, DTensor):
         return _of_mesh(parameter, rank), True
     return tuple(range(world_size)), False
@@ -69,14 +69,16 @@ def _of_mesh(tensor: DTensor, rank: int) -> tuple[int, ...]:
     return tuple(sorted(int(one) for one in ranks.flatten().tolist()))
 
 
-def _ddp_groups(module: nn.Module) -> dict[int, tuple[int, ...]]:
-    """By ``id`` of each parameter that a DistributedDataParallel inside keeps alike: the ranks of its group."""
-    found: dict[int, tuple[int, ...]] = {}
+def _ddp_groups(module: nn.Module) -> dict[int, tuple[tuple[int, ...], bool]]:
+    """By ``id`` of each parameter of a DistributedDataParallel inside: its group, and whether that keeps it alike."""
+    found: dict[int, tuple[tuple[int, ...], bool]] = {}
     for part in module.modules():
         if not isinstance(part, DistributedDataParallel):
             continue
         ranks = tuple(sorted(dist.get_process_group_ranks(part.process_group)))
+        # A hook of the script's own may reduce now and then only (local SGD), and ranks differ meanwhile, as is meant.
+        is_certain = not getattr(part, "_comm_hooks", [])
         for name, parameter in part.module.named_parameters():
             if name not in part.parameters_to_ignore:
-                found[id(parameter)] = ranks
+                found[id(parameter)] = (ranks, is_certain)
     return found

@@ -98,12 +98,15 @@ class Breaker:
         """
         self._memory = msgspec.convert(state, Memory)
 
-    def wake(self, now_ns: int) -> None:
+    def wake(self, now_ns: int, *, is_going_back: bool = False) -> None:
         """Another process goes on with the memory: what was under way in the one before has come to its end.
 
         A pause does not become longer for a clock that was set back meanwhile.
+
+        Args:
+            is_going_back: But for a rewind, which this process carries out.
         """
-        self._memory.is_going_back = False
+        self._memory.is_going_back = is_going_back
         self._memory.until_ns = min(self._memory.until_ns, self._hold_from(now_ns))
 
     # --- steps ----------------------------------------------------------------------------------------------------

@@ -131,8 +131,10 @@ class Acting:
     def resumed(self, step: int) -> None:
         """Training goes on at ``step``."""
         news = self._lookout.hear()
+        # What came while the checkpoint was loaded is too late for all but an end.
+        self._breaker.wake(news.now_ns, is_going_back=self.decided.before_step is not None)
         for decision in news.decisions:
-            self._decide(decision)  # came while the checkpoint was loaded: too late for all but an end
+            self._decide(decision)
         self.feed(Resumed(now_ns=news.now_ns, step=step))
         self.decided.done()
 

@@ -22,12 +22,17 @@ def spelled_out(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**others, **dict(zip(LR_NAMES, cast("list[Any]", rates), strict=False))}
 
 
+def is_scaling(scaler: Any) -> bool:
+    """It is there and enabled: scripts for bf16 often keep one that is not."""
+    return scaler is not None and bool(getattr(scaler, "is_enabled", lambda: True)())
+
+
 class Gauges:
     """Reads them, and waits for no device."""
 
     def __init__(self, optimizer: Any, scaler: Any) -> None:
         self._optimizer = optimizer
-        self._scaler = scaler if scaler is not None and getattr(scaler, "is_enabled", lambda: False)() else None
+        self._scaler = scaler if is_scaling(scaler) and hasattr(scaler, "get_scale") else None
         self._rates: list[Any] = []
         # Before the hooks of single optimizers, in which rates may be lowered: what is recorded is the plan.
         self._hook = None if optimizer is None else register_optimizer_step_pre_hook(self._before_step)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
+import torch
 
 from midwatch.checkpoint import SaveEvent
 from midwatch.config import GuardsConfig
@@ -70,17 +71,17 @@ class Guarding:
 
     # --- the course of training -----------------------------------------------------------------------------------
 
-    def prepare(self, model: Any, *, is_bound: bool) -> int | None:
+    def prepare(self, *, is_bound: bool) -> int | None:
         """Share what rank 0 keeps, before a checkpoint is looked for; waits here while the run is paused.
 
         Args:
-            model: Tells whether numbers may come from a GPU.
             is_bound: To what the breaker decided; False where the caller names another checkpoint, or none.
 
         Returns:
             The step that the breaker goes back before; None for the newest checkpoint.
         """
-        is_on_gpu = model is not None and any(parameter.is_cuda for parameter in model.parameters())
+        # Then numbers may come from there, whatever the script tracks.
+        is_on_gpu = torch.cuda.is_initialized()
         self._is_lagging = any(answer["is_on_gpu"] for answer in self._around.group.gather({"is_on_gpu": is_on_gpu}))
         self._acting.prepare()
         self._is_prepared = True
@@ -107,7 +108,7 @@ class Guarding:
     def ensure_begun(self, start: int, tracked: Mapping[str, Any]) -> None:
         """For scripts that do not resume, and for what was tracked since: what was decided holds there as well."""
         if not self._is_prepared:
-            self.prepare(tracked.get("model"), is_bound=False)
+            self.prepare(is_bound=False)
             self.begin(start, is_resumed=False, tracked=tracked.values())
         self.decided.lower(tracked.values())
         self._inspector.attach(tracked)
@@ -124,7 +125,7 @@ class Guarding:
     def boundary(self, step: int) -> None:
         """A step is done. Pauses, and leaves the process, where the breaker says so.
 
-        With a model on a GPU the numbers of the step before are judged: to wait for this one's would keep the host from
+        With a GPU the numbers of the step before are judged: to wait for this one's would keep the host from
         launching the next.
         """
         self._compare()
@@ -208,7 +209,9 @@ class Guarding:
         if compared is not None:
             judgement = self._guards.observe(compared.sample)
             self._tell(judgement, None)
-            self._feed(judgement, compared.now_ns)
+            if judgement.findings:
+                # Otherwise it says nothing of the step, whose numbers may be still to come.
+                self._feed(judgement, compared.now_ns)
         self._acting.unjudged(None)
 
     def _feed(self, judgement: Judgement, now_ns: int) -> None:
@@ -226,8 +229,12 @@ class Guarding:
         self._watch.found(judgement.findings)
 
     def _mind_skipping(self, agreed: Agreed) -> None:
-        position = agreed.step if agreed.position is None else agreed.position
-        if self._told_unskipped or self._has_asked_to_skip or not self.decided.skips(position):
+        if self._told_unskipped or self._has_asked_to_skip:
+            return
+        last = agreed.step if agreed.position is None else agreed.position
+        first = last if agreed.first_position is None else agreed.first_position
+        position = next((one for one in range(first, last + 1) if self.decided.skips(one)), None)
+        if position is None:
             return
         self._told_unskipped = True
         text = f"batch {position} was to be left out, and the script trained on it: ask run.skips(position) in its loop"

@@ -47,6 +47,8 @@ class Inspector:
         self._gradients = Gradients(self._of_gradients)
         self._updates = Updates(self._of_updates, config.every, group.world_size)
         self._replicas: Replicas | None = None
+        self._held: list[Holding] = []
+        self._is_hooked = False
         self._first_step: int | None = None
         self._waiting: tuple[int, OnTheWay | None] | None = None
 
@@ -55,8 +57,17 @@ class Inspector:
 
         Collective: yes, where replicas are looked at.
         """
-        if self._replicas is not None:
+        if self._replicas is None:
+            self._held = self._find(tracked)
+        elif self._is_hooked:
             return
+        self._is_hooked = True
+        modules = [module for _, module in _modules(tracked)]
+        self._of_gradients.do(self._gradients.attach, modules, self._held)
+        # The hooks are in place even where nothing is measured: whether an optimizer stepped is asked in any case.
+        self._updates.attach({id(one.parameter): 1.0 / len(one.ranks) for one in self._held})
+
+    def _find(self, tracked: Mapping[str, Any]) -> list[Holding]:
         modules = list(_modules(tracked))
         held = self._of_mesh.do(holdings, modules, self._group.rank, self._group.world_size)
         if held is None:  # not understood; the other looks need no more than names
@@ -66,12 +77,11 @@ class Inspector:
         self._replicas = replicas if replicas is not None else Replicas(self._group, [])
         if self._config.replicas and self._group.world_size > 1:
             self._replicas.begin(self._of_replicas.do(self._replicas.take))
-        self._of_gradients.do(self._gradients.attach, [module for _, module in modules], held)
-        # The hooks are in place even where nothing is measured: whether an optimizer stepped is asked in any case.
-        self._updates.attach({id(one.parameter): 1.0 / len(one.ranks) for one in held})
+        return held
 
     def detach(self) -> None:
-        """Training is over."""
+        """A training loop is over; another one may follow."""
+        self._is_hooked = False
         self._gradients.detach()
         self._updates.detach()
 

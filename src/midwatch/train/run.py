@@ -34,6 +34,7 @@ from midwatch.pulse import Flag, NullPulse, PulseWriter
 from midwatch.train.code_watch import CodeWatch
 from midwatch.train.collectives import Collectives
 from midwatch.train.gate import await_go
+from midwatch.train.gauges import is_scaling
 from midwatch.train.guarding import Guarding
 from midwatch.train.imports import note_imports
 from midwatch.train.metrics import save_numbers
@@ -132,7 +133,7 @@ class Run:
             SystemExit: 93 the circuit breaker has ended the run, and nobody has decided since; 75 stopped while paused.
         """
         session, checkpointer, _, _ = self._open()
-        before_step = self._guarding.prepare(self._tracked.get("model"), is_bound=path is None and mode != "never")
+        before_step = self._guarding.prepare(is_bound=path is None and mode != "never")
         point = checkpointer.resume(mode, path, accept=accept, before_step=before_step)
         self.resumed = point
         mine = session.identity.config_hash
@@ -315,7 +316,7 @@ class Run:
             self._paths.run_dir,
             phase=self.phase,
             leave=lambda exit_code: self._leave(exit_code, CRASH_FLUSH_S),
-            is_scaling_dynamic=self._tracked.get("scaler") is not None,
+            is_scaling_dynamic=is_scaling(self._tracked.get("scaler")),
         )
         return self._opened
 

@@ -44,6 +44,7 @@ class StepTime:
 
     def begin(self) -> None:
         """The loop begins now; what went before belongs to no step."""
+        self._thread = threading.get_ident()
         self._spent = {}
         self._steps = 0
         self._step_began = self._window_began = self._clock()

@@ -32,7 +32,7 @@ class NoGuards:
     def skips(self, position: int) -> bool:
         return self._decided is not None and self._decided.skips(position)
 
-    def prepare(self, model: Any, *, is_bound: bool) -> int | None:
+    def prepare(self, *, is_bound: bool) -> int | None:
         self._is_prepared = True
         if self._decided is None:
             return None
@@ -46,7 +46,7 @@ class NoGuards:
 
     def ensure_begun(self, start: int, tracked: Mapping[str, Any]) -> None:
         if not self._is_prepared:
-            self.prepare(tracked.get("model"), is_bound=False)
+            self.prepare(is_bound=False)
             self.begin(start, is_resumed=False, tracked=tracked.values())
         if self._decided is not None:
             self._decided.lower(tracked.values())

@@ -26,7 +26,7 @@ def placed(job: Job) -> list[str]:
 
 def resumed_at(job: Job) -> list[int | None]:
     """The step that each attempt began from."""
-    return [line["step"] for line in coordinator(job) if line["event"] == "resume.proven"]
+    return [line.get("step") for line in coordinator(job) if line["event"] == "resume.proven"]
 
 
 def coordinator(job: Job) -> list[dict[str, Any]]:

@@ -56,7 +56,9 @@ class Api:
         configuration = _credentials(self._client)
         # A server that is down is asked again later, by the outbox, with a pause.
         configuration.retries = False
-        self._core = self._client.CoreV1Api(self._client.ApiClient(configuration))
+        client = self._client.ApiClient(configuration)
+        client.user_agent = MANAGER  # in the audit log of the cluster
+        self._core = self._client.CoreV1Api(client)
 
     def get(self, node: str) -> dict[str, Any]:
         return self._call(f"get node {node}", self._core.read_node, node)

@@ -50,4 +50,4 @@ def _short(keys: Sequence[str]) -> dict[str, str]:
 
 
 def _end(key: str) -> str:
-    return key.rsplit("/", 1)[-1].removeprefix("gce-").removeprefix("topology-")
+    return key.rsplit("/", 1)[-1]

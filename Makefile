@@ -36,7 +36,7 @@ $(VENV)/.dev-installed: $(VENV)/.torch-installed
 
 $(VENV)/.e2e-installed: $(VENV)/.dev-installed
 	@echo "installing what the end-to-end tests need into $(VENV)"
-	$(PIP) -c constraints.txt -e '.[torch,dev,sign,e2e,alerts,wandb,mlflow,trackio]'
+	$(PIP) -c constraints.txt -e '.[torch,dev,sign,e2e,alerts,k8s,wandb,mlflow,trackio]'
 	@touch $@
 
 demo: $(VENV)/.torch-installed

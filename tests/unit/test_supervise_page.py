@@ -95,6 +95,16 @@ def test_an_agent_that_stands_still_is_down_and_its_ranks_are_not_guessed_at() -
     assert lines() == {'agent_up{run="r1"}': 0}, "nor is one that never came"
 
 
+def test_of_several_agents_on_one_node_a_node_is_told_as_a_whole() -> None:
+    other = msgspec.structs.replace(RANK, rank=4, exit_code=1)
+    found = lines(view(RANK), view(other, unheard_s=9.0))
+    assert (found['ranks{run="r1"}'], found['ranks_up{run="r1"}'], found['agent_up{run="r1"}']) == (2, 1, 1)
+    assert found['coordinator_unheard_seconds{run="r1"}'] >= 9.0
+    still = view(other, mono_ns=time.monotonic_ns() - int((FRESH_S + 1) * 1e9))
+    found = lines(view(RANK), still)
+    assert (found['ranks{run="r1"}'], found['agent_up{run="r1"}']) == (1, 0)
+
+
 def test_a_look_goes_through_memory(tmp_path: Path) -> None:
     path = tmp_path / "midwatch-aa-node.json"
     assert read_views(path, "r1", is_shared=False) == []

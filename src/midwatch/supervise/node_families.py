@@ -25,16 +25,21 @@ def node_families(views: Sequence[NodeView], run: str, node: str) -> list[Family
         node: The node's name until an agent says another one.
     """
     fresh = [view for view in views if view.is_fresh]
-    up = [Sample(int(view.is_fresh), _place(view)) for view in views] or [Sample(0, {"run": run, "node": node})]
+    up = _of_nodes(views, "midwatch_agent_up", "1 while the agent of this node is at work.", min, _is_up)
     return [
-        Family("midwatch_agent_up", "1 while the agent of this node is at work.", "gauge", up),
-        _of_nodes(fresh, "midwatch_attempt", "Attempt whose ranks run here, 0 for none.", lambda view: view.attempt),
-        _of_nodes(fresh, "midwatch_ranks", "Ranks that this node has in its attempt.", lambda view: len(view.ranks)),
-        _of_nodes(fresh, "midwatch_ranks_up", "Of these, those whose process is alive.", _alive),
+        up if views else up._replace(samples=[Sample(0, {"run": run, "node": node})]),
+        _of_nodes(
+            fresh, "midwatch_attempt", "Attempt whose ranks run here, 0 for none.", max, lambda view: view.attempt
+        ),
+        _of_nodes(
+            fresh, "midwatch_ranks", "Ranks that this node has in its attempt.", sum, lambda view: len(view.ranks)
+        ),
+        _of_nodes(fresh, "midwatch_ranks_up", "Of these, those whose process is alive.", sum, _alive),
         _of_nodes(
             fresh,
             "midwatch_coordinator_unheard_seconds",
             "Since the agent heard of the coordinator.",
+            max,
             lambda view: view.unheard_s + view.age_s(),
         ),
         *_rank_families(fresh),
@@ -86,8 +91,19 @@ def _rank_families(views: Iterable[NodeView]) -> list[Family]:
     ]
 
 
-def _of_nodes(views: Iterable[NodeView], name: str, text: str, value: Callable[[NodeView], float]) -> Family:
-    return Family(name, text, "gauge", [Sample(value(view), _place(view)) for view in views])
+def _of_nodes(
+    views: Iterable[NodeView],
+    name: str,
+    text: str,
+    fold: Callable[[list[float]], float],
+    value: Callable[[NodeView], float],
+) -> Family:
+    """One sample a node: where each rank has an agent of its own, a node has several."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for view in views:
+        found.setdefault((view.run, view.node), []).append(value(view))
+    samples = [Sample(fold(values), {"run": run, "node": node}) for (run, node), values in found.items()]
+    return Family(name, text, "gauge", samples)
 
 
 def _place(view: NodeView) -> Mapping[str, str]:
@@ -96,6 +112,10 @@ def _place(view: NodeView) -> Mapping[str, str]:
 
 def _ranked(view: NodeView, rank: RankStatus) -> dict[str, str]:
     return {**_place(view), "rank": str(rank.rank)}
+
+
+def _is_up(view: NodeView) -> int:
+    return int(view.is_fresh)
 
 
 def _alive(view: NodeView) -> int:

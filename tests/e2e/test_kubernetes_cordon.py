@@ -269,6 +269,20 @@ def test_a_refusal_says_what_is_missing(kube: Kube, monkeypatch: pytest.MonkeyPa
     assert not kube.is_cordoned("closed-1")
 
 
+def test_doctor_tries_it_without_doing_it(kube: Kube, run: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
+    kube.add_node("well-1")
+    before = kube.node("well-1")
+    monkeypatch.setenv("MIDWATCH_K8S_NODE", "well-1")
+    for user, state in (("midwatch", "ok"), ("stranger", "problem")):
+        monkeypatch.setenv("KUBECONFIG", kube.kubeconfig(user))
+        words = [MIDWATCH, "doctor", str(run.run_dir), "--set", "isolate.drain=do", "--json"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=END_S, check=False)
+        (found,) = [one for one in json.loads(done.stdout)["findings"] if one["check"] == "scheduler"]
+        assert found["state"] == state, found
+    assert "may not get node well-1" in found["found"]
+    assert kube.node("well-1") == before
+
+
 def test_an_api_that_hangs_is_silent(kube: Kube) -> None:
     kube.signal_server(signal.SIGSTOP)
     try:

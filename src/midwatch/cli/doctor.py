@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from midwatch.checkpoint.format import list_checkpoints, places_of
+from midwatch.cli._check_scheduler import check_scheduler
 from midwatch.cli._checks import Finding, examine
 from midwatch.cli._output import exits, json_option, plain, say, show_json
 from midwatch.config import load_config, read_rank_env, resolve_paths
@@ -36,7 +37,8 @@ _COLORS = {"ok": "green", "warning": "yellow", "problem": "red"}
 def command(
     run: Path | None, config_file: Path | None, overrides: Sequence[str], model_params: float | None, is_json: bool
 ) -> None:
-    """Check Python, PyTorch, shared memory, disk, clock and py-spy for the run folder RUN, which need not exist yet.
+    """Check Python, PyTorch, shared memory, disk, clock, py-spy and scheduler for the run folder RUN, which need not
+    exist yet.
 
     The size of a checkpoint is that of the newest one in RUN, or 12 bytes for each of --model-params.
     """
@@ -47,6 +49,7 @@ def command(
     size = int(model_params * BYTES_PER_PARAM) if model_params else _newest_size(checkpoints, run_dir)
     keep_last = places_of(config.checkpoint.keep_last, config.checkpoint.keep)
     findings = list(examine(run_dir, checkpoints, checkpoint_bytes=size, keep_last=keep_last))
+    findings.extend(check_scheduler(config.isolate))
     is_ok = all(finding.state != "problem" for finding in findings)
     if is_json:
         show_json({"ok": is_ok, "run_dir": str(run_dir), "checkpoint_bytes": size, "findings": findings})

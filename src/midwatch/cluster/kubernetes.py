@@ -60,6 +60,10 @@ class KubernetesDriver:
     async def release(self, node: str) -> Reply:
         return await self._request("release", node)
 
+    async def rehearse(self, node: str) -> Reply:
+        """Whether ``isolate`` would be carried out, asked of the server as a dry run."""
+        return await self._request("rehearse", node)
+
     async def describe(self, nodes: Sequence[str]) -> dict[str, NodeState]:
         names = [node for node in nodes if _NODE.fullmatch(node)]
         answer = await _ask(_LIST_S, "describe", *names)

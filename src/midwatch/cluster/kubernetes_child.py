@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from midwatch.cluster.cordon import MANAGER, Patch, isolate_patch, refusal, release_patch, state_of
+from midwatch.cluster.cordon import MANAGER, REASON, Patch, isolate_patch, refusal, release_patch, state_of
 from midwatch.cluster.driver import NodeState, Reply
 from midwatch.cluster.kubernetes import Answer
 from midwatch.config import is_in_pod, kubeconfig
@@ -63,7 +63,7 @@ class Api:
     def get(self, node: str) -> dict[str, Any]:
         return self._call(f"get node {node}", self._core.read_node, node)
 
-    def patch(self, node: str, patch: dict[str, Any]) -> None:
+    def patch(self, node: str, patch: Patch, **options: str) -> None:
         self._call(
             f"patch node {node}",
             self._core.patch_node,
@@ -71,6 +71,7 @@ class Api:
             patch,
             field_manager=MANAGER,
             _content_type="application/merge-patch+json",
+            **options,
         )
 
     def all_labels(self) -> Iterator[tuple[str, dict[str, str]]]:
@@ -111,7 +112,9 @@ def main(argv: Sequence[str]) -> Answer:
             case "isolate":
                 return Answer(reply=_isolate(api, words[0], words[1]))
             case "release":
-                return Answer(reply=_release(api, words[0]))
+                return Answer(reply=_change(api, words[0], release_patch))
+            case "rehearse":
+                return Answer(reply=_rehearse(api, words[0]))
             case "describe":
                 return Answer(nodes=tuple(_describe(api, words)))
             case _:
@@ -127,8 +130,11 @@ def _isolate(api: Api, node: str, reason: str) -> Reply:
     return _change(api, node, partial(isolate_patch, reason=reason, now=now))
 
 
-def _release(api: Api, node: str) -> Reply:
-    return _change(api, node, release_patch)
+def _rehearse(api: Api, node: str) -> Reply:
+    """The right to change nodes is looked for where it is: at the server."""
+    found = api.get(node)
+    api.patch(node, {"metadata": {"annotations": {REASON: found["metadata"]["name"]}}}, dry_run="All")
+    return Reply(status="done")
 
 
 def _change(api: Api, node: str, decide: Decide) -> Reply:

@@ -19,7 +19,7 @@ from midwatch.audit import Desk, Ledger, ensure_run
 from midwatch.audit.exporters import Family, Listen, Sample, render
 from midwatch.cli.main import main
 from midwatch.faults import CollectiveCount
-from midwatch.supervise import looker
+from midwatch.supervise import folder_families, looker
 from midwatch.supervise.folder_families import FolderFamilies
 from midwatch.supervise.looker import Looker
 from midwatch.supervise.node_families import node_families
@@ -154,6 +154,18 @@ def test_the_run_folder_is_told(run: Path, tmp_path: Path) -> None:
     assert 'rank="3"' not in again
     assert "incidents" not in again
     assert render(families.look(frozenset(), is_whole=False)) == "", "a node without ranks reads nothing"
+    families.close()
+
+
+def test_what_is_not_read_to_its_end_is_not_told_as_the_newest(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_families, "_SYNC_S", 0.0)
+    families = FolderFamilies(run, "r1", run / "checkpoints", tmp_path / "indexes")
+    assert "midwatch_metric{" not in render(families.look())
+    while "midwatch_metric{" not in (page := render(families.look())):
+        pass
+    assert 'midwatch_step{attempt="1",rank="3",run="r1"} 9\n' in page
     families.close()
 
 

@@ -19,8 +19,8 @@ from midwatch.core import SYSTEM_CLOCK, MidwatchError
 from midwatch.faults import CLASSES
 from midwatch.guards import State
 
-_SYNC_S: Final = 0.5
-"""For the journals of one look; a run that has many goes on at the next."""
+_SYNC_S: Final = 5.0
+"""For the journals of one look, in a thread: a long run that is read for the first time takes several."""
 _LISTING_S: Final = 10.0
 """Between two looks at the checkpoints: each opens their manifests."""
 _MOST_VALUES: Final = 10_000
@@ -86,7 +86,9 @@ class FolderFamilies:
             if not (self._run_dir / "metrics").is_dir():
                 return []
             self._index = MetricIndex(self._run_dir, self._index_dir)
-        self._index.sync(budget_s=_SYNC_S)
+        if not self._index.sync(budget_s=_SYNC_S).is_complete:
+            # What is newest is not known yet, and what was should not be taken for it.
+            return []
         newest = [one for one in self._index.newest() if ranks is None or one.rank in ranks]
         if len(newest) > _MOST_VALUES:
             _log.warning("%d metrics: the page shows %d", len(newest), _MOST_VALUES)

@@ -7,6 +7,7 @@ costs a look into the original file, a leaked one costs an account.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
@@ -131,6 +132,7 @@ def redact(value: Any, name: str = "") -> Any:
     return value
 
 
+@functools.lru_cache(maxsize=4096)  # a loop records the same names at every step
 def _is_password_name(name: str) -> bool:
     return not _ALWAYS.isdisjoint(word.lower() for word in _WORD.findall(name))
 

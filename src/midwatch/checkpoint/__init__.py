@@ -17,6 +17,7 @@ __all__ = [
     "SaveHealth",
     "VerifyingReader",
     "export_dcp",
+    "holdings",
     "host_memory",
     "raise_remote",
 ]

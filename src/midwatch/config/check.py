@@ -138,9 +138,9 @@ def contradictions(config: Config) -> Iterable[Problem]:
     yield from _of_checkpoints(config.checkpoint, config.checkpoint.dir or f"{config.run.dir}/checkpoints")
     yield from _of_guards(config.guards)
     yield from _of_alerts(config.alerts)
-    if (url := config.metrics.push.url) and not url.startswith(("http://", "https://")):
+    if (url := config.metrics.push.url) and not url.startswith(("http://", "https://", "tensorboard:")):
         # Not quoted: there may be a password in it.
-        yield Problem("CF102", "metrics.push.url", "metrics.push.url must begin with http:// or https://")
+        yield Problem("CF102", "metrics.push.url", "metrics.push.url must begin with http://, https:// or tensorboard:")
 
 
 def _of_checkpoints(checkpoint: CheckpointConfig, shared: str) -> Iterable[Problem]:

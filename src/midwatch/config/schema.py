@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from midwatch.config.alerts import AlertsConfig
 from midwatch.config.leaf import Count, NotNegative, Positive, Steps
@@ -391,4 +391,4 @@ class Config(_Leaf, frozen=True, kw_only=True):
     metrics: MetricsConfig = MetricsConfig()
     alerts: AlertsConfig = AlertsConfig()
     secure: SecureConfig = SecureConfig()
-    train: dict[str, Any] = {}
+    train: dict[str, Any] = field(default_factory=dict[str, Any])

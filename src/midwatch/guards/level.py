@@ -37,7 +37,7 @@ class LevelGuard:
 
         Args:
             scale: Its trend's; None before that is armed.
-            grain: The smallest step that it could make as it is written: rounding moves both medians by up to half of one.
+            grain: The smallest step it could make as written: rounding moves both medians by up to half of one.
         """
         self._median.add(math.log(loss))
         self._risen_for += self.is_risen

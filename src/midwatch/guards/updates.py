@@ -17,9 +17,9 @@ UPDATE_FLOOR: Final = 0.05
 """Of the log ratio."""
 UPDATE_Z: Final = 8.0
 UPDATE_WINDOW: Final = 32
+"""Values, which are often measured each tenth step only."""
 LARGE_UPDATE: Final = 0.05
 """A step that moves the weights by so much of their norm; a thousandth is usual, a hundredth much. Needs no history."""
-"""Values, which are often measured each tenth step only."""
 NEAR_RESUME_STEPS: Final = 200
 STALLED_SHARE: Final = 0.01
 """Of the parameters with a gradient. In fp32 none stayed as they were, in pure bf16 9 to 26 % did."""

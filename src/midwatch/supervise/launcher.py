@@ -94,6 +94,7 @@ class Launcher:
         self._said: set[str] = set()
         """What would be said again with every look."""
         self._deaths: deque[float] = deque(maxlen=_DEATHS)
+        self._dead: set[int] = set()
         self._result: Result | None = None
         self._over = asyncio.Event()
         self._mending: set[asyncio.Task[None]] = set()
@@ -362,12 +363,12 @@ class Launcher:
     # --- the end -----------------------------------------------------------------------------------------------
 
     async def _end(self) -> None:
-        """Nothing of ours is left when this returns; bounded by half a minute."""
+        """Nothing of ours is left when this returns; in half a minute, or what ``metrics.push.drain_s`` adds."""
         is_ordered = self._host is None or self._is_settled or self._coordinator.is_alive
         await self._agent.end(_END_S if is_ordered and not self._is_forced else 0.0)
         await self._coordinator.end(0.0 if self._is_settled or self._is_forced else _END_S)
-        await self._alerts.end(self._result, is_settled=self._is_settled)
-        await self._companions.end(is_hurried=self._is_forced)
+        told = self._alerts.end(self._result, is_settled=self._is_settled)
+        await asyncio.gather(told, self._companions.end(is_hurried=self._is_forced))
         await self._sweep({self._guardian.pid if self._guardian else 0})
         sweep_shm(f"midwatch-{self._plan.tag}-")
         if self._host is not None:
@@ -383,10 +384,12 @@ class Launcher:
         while kill_tagged(self._plan.tag, but=spared) and time.monotonic() < end:
             await asyncio.sleep(0.01)
         own = {self._agent.pid, self._coordinator.pid, *spared}
-        for pid, stat in children(os.getpid()).items():
-            if stat.state == "Z" and pid not in own:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+        dead = {pid for pid, stat in children(os.getpid()).items() if stat.state == "Z" and pid not in own}
+        # Those that died just now may be waited for by a thread that wants their exit code.
+        for pid in dead & self._dead:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        self._dead = dead - self._dead
 
 
 def _keep_stdin() -> int:

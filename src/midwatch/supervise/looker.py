@@ -51,9 +51,13 @@ class Looker:
             waiter = self._loop.create_future()
             self._waiting.append(waiter)
             self._wanted.set()
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(_WAIT_S):
                     await waiter
+            except TimeoutError:
+                # While a mount hangs, nobody empties the list.
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
         return self._families, None if self._began is None else time.monotonic() - self._began
 
     def close(self) -> None:

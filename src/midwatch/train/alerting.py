@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
 from typing import Final
 
-from midwatch.audit.alerts import Bell
+from midwatch.audit.alerts import Bell, targets_of
 from midwatch.config import Config, RankEnv, load_config
 from midwatch.core import MidwatchError, StorageError
+from midwatch.train.crash import crash
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +36,7 @@ def open_bell(config: Config, env: RankEnv, run_dir: Path) -> Bell | None:
 
 def close_bell(bell: Bell, attempt: int) -> None:
     """The process ends; with an exception, people are told. Blocking: 12 s where a receiver does not answer."""
-    # Set by the interpreter when an exception is about to end the process.
-    error = getattr(sys, "last_value", None)
+    error = crash()
     if isinstance(error, Exception):
         code = error.code if isinstance(error, MidwatchError) else ""
         bell.ended(f"exception:{attempt}", f"the script ended with {type(error).__name__}: {error}", code, rank=0)
@@ -50,7 +49,6 @@ def _is_told(env: RankEnv) -> bool:
     if env.config_path is None:
         return False
     try:
-        to = load_config(env.config_path).alerts.to
+        return bool(targets_of(load_config(env.config_path).alerts))
     except MidwatchError:
         return True
-    return bool(to.webhook or to.slack or to.pagerduty or to.email or to.command or to.apprise)

@@ -18,7 +18,6 @@ import atexit
 import contextlib
 import operator
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -33,6 +32,7 @@ from midwatch.guards import Judgement
 from midwatch.pulse import Flag, NullPulse, PulseWriter
 from midwatch.train.code_watch import CodeWatch
 from midwatch.train.collectives import Collectives
+from midwatch.train.crash import crash
 from midwatch.train.gate import await_go
 from midwatch.train.gauges import is_scaling
 from midwatch.train.guarding import Guarding
@@ -380,9 +380,7 @@ class Run:
         raise SystemExit(exit_code)
 
     def _at_exit(self) -> None:
-        # Set by the interpreter when an exception is about to end the process.
-        is_crash = getattr(sys, "last_value", None) is not None
-        self._close(CRASH_FLUSH_S if is_crash else 2 * self.config.checkpoint.commit_timeout_s)
+        self._close(CRASH_FLUSH_S if crash() is not None else 2 * self.config.checkpoint.commit_timeout_s)
 
     def _close(self, flush_s: float) -> None:
         # A forked child inherits this object and its exit handler; writer, staging memory and books are the parent's.

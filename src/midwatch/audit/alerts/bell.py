@@ -68,7 +68,8 @@ class Bell:
         self._direct: queue.SimpleQueue[Ending] = queue.SimpleQueue()
         self._is_ending = threading.Event()
         self._thread: threading.Thread | None = None
-        self._is_forgetful = is_new
+        self._is_new = self._is_forgetful = is_new
+        self._began_ns = clock.wall_ns()
         self._is_ill = False
         self._is_left = False
         self._begin()
@@ -98,7 +99,7 @@ class Bell:
         self._is_ending.set()
         if self._thread is not None:
             self._thread.join(timeout_s)
-            return not self._thread.is_alive() and not self._store.state.waiting
+            return not self._thread.is_alive() and not self._is_waiting
         return True
 
     def leave(self) -> None:
@@ -119,6 +120,11 @@ class Bell:
             self._complain(error)
             # A disk that is full or read-only is what people must hear of: then as well as this process knows.
             self._work(self._store.state, is_ending=is_ending)
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Somebody has something to be told still."""
+        return bool(self._store.state.waiting) or not self._direct.empty()
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -144,7 +150,7 @@ class Bell:
         for pause_s in _LAST_TRIES_S if not self._is_left else ():
             time.sleep(pause_s)
             self.turn(is_ending=True)
-            if not self._store.state.waiting:
+            if not self._is_waiting:
                 return
 
     def _work(self, state: State, *, is_ending: bool) -> None:
@@ -178,13 +184,14 @@ class Bell:
             skip_history(self._run_dir, state.places)
             state.is_begun = True
         rules = Rules(self._config, self._run(), state.memory)
-        if self._is_forgetful:
-            rules.rest()
-            self._is_forgetful = False
         before = dict(state.places)
         alerts: list[Alert] = []
         for line in new_lines(self._run_dir, state.places) if not is_first else []:
+            if line.ts_ns >= self._began_ns:
+                self._forget(rules)
             alerts += rules.read(line)
+        self._forget(rules)
+        self._is_forgetful = self._is_forgetful or (is_first and self._is_new)
         now_ns = self._clock.wall_ns()
         alerts += rules.look(now_ns)
         while not self._direct.empty():
@@ -192,6 +199,12 @@ class Bell:
             if "ended" in self._config.on:
                 alerts.append(rules.ended(ident, sentence, error, now_ns, **where))
         return self._delivery.take(state, alerts) or is_first or before != state.places
+
+    def _forget(self, rules: Rules) -> None:
+        """Behind what a process before this one left unread: that it trained says nothing of now."""
+        if self._is_forgetful:
+            rules.rest()
+            self._is_forgetful = False
 
     def _run(self) -> Run:
         if not self._id and (info := read_run(self._run_dir)) is not None:

@@ -142,6 +142,10 @@ class Rules:
                 *self._over("breaker", "breaker", line, f"the circuit breaker closed: {why}"),
                 *self._over("anomaly", "anomaly", line, f"the numbers are within their bands again: {why}"),
             ]
+        if after == "half_open":
+            # Over: should it open again, that is news and wakes people again.
+            self._training(line)
+            return self._over("breaker", "breaker", line, f"training goes on, on probation: {why}")
         if after != "incident":
             return []
         return [
@@ -153,7 +157,7 @@ class Rules:
                 self._begin("anomaly", name_of(line)),
                 title="numbers out of their band",
                 sentence=f"the guards found {why}",
-                did="Training goes on, and evidence is gathered.",
+                did="Training goes on.",
                 look=self._run.command("breaker show"),
                 page="GD101",
             )

@@ -26,6 +26,7 @@ class TensorBoardSink:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._mended: set[Path] = set()
         self.name = f"tensorboard:{folder}"
 
     def send(self, records: Sequence[Outgoing], timeout_s: float) -> None:
@@ -37,10 +38,21 @@ class TensorBoardSink:
             event = (record.step, record.ts_ms / 1000, record.values)
             waiting.setdefault(event_path(folder), []).append(event)
         for path, events in waiting.items():
+            if path not in self._mended:
+                # Nobody reads what stands behind a record that a power cut has torn.
+                _mended(path)
+                self._mended.add(path)
             append_events(path, events)
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _mended(path: Path) -> None:
+    try:
+        mend_events(path)
+    except OSError as error:
+        raise SinkAwayError(f"{path}: {error.strerror}") from error
 
 
 def event_path(folder: Path) -> Path:

@@ -67,7 +67,7 @@ class Isolation:
 
     def begin(self) -> None:
         """Go on with what an earlier process of this run, or the last run here, has left; needs the event loop."""
-        keep_rules(self._run_dir, self._config, scheduler_kind(self._config.scheduler))
+        keep_rules(self._run_dir, self._config)
         self._reading = asyncio.get_running_loop().create_task(self._keep_reading())
         if self._config.drain == "do":
             self._draining.resume()

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from midwatch.config import IsolateConfig, SchedulerKind, load_config
+from midwatch.config import IsolateConfig, load_config, scheduler_kind
 from midwatch.core import UNREADABLE, StorageError
 from midwatch.storage import read_regular, write_json_atomic
 
@@ -19,11 +19,11 @@ _FILE: Final = "isolate.json"
 _log: Final = logging.getLogger("midwatch.coordinator")
 
 
-def keep_rules(run_dir: Path, config: IsolateConfig, scheduler: SchedulerKind) -> None:
+def keep_rules(run_dir: Path, config: IsolateConfig) -> None:
     """Write them down; a folder that cannot be written costs a person more words, and nothing else."""
     ledger = str(Path(config.ledger).expanduser().absolute()) if config.ledger else ""
     # Which scheduler it is shows only in the job's environment, which a person on a login node has not.
-    kept = msgspec.structs.replace(config, ledger=ledger, scheduler=scheduler)
+    kept = msgspec.structs.replace(config, ledger=ledger, scheduler=scheduler_kind(config.scheduler))
     try:
         write_json_atomic(run_dir / "supervisor" / _FILE, msgspec.to_builtins(kept))
     except (OSError, StorageError) as error:

@@ -48,6 +48,8 @@ class Kube:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="e2e-kube-"))
         self._state = self.folder / "kube"
+        self.certificate = self._state / "certs" / "apiserver.crt"
+        self.port = 0
         self._server: subprocess.Popen[bytes] | None = None
         script = 'cat; "$1" -d "$2"; rm -rf --one-file-system "$3"'
         self._guard = subprocess.Popen(
@@ -57,7 +59,8 @@ class Kube:
         )
 
     def up(self) -> None:
-        command = [LAB / "kube-up", "-d", self._state, "-p", str(_free_ports())]
+        self.port = _free_ports()
+        command = [LAB / "kube-up", "-d", self._state, "-p", str(self.port)]
         # Files, not pipes: the servers inherit them.
         with (self.folder / "up.log").open("w") as log:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=UP_S, check=False)
@@ -102,17 +105,14 @@ class Kube:
 
     def ask(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Any:
         """As the administrator."""
-        url = next(
-            line.split('"')[1] for line in Path(self.kubeconfig("admin")).read_text().splitlines() if '"https:' in line
-        )
         token = (self._state / "tokens.csv").read_text().split(",")[0]
         request = urllib.request.Request(
-            url + path,
+            f"https://127.0.0.1:{self.port}{path}",
             method=method,
             data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"Bearer {token}", "Content-Type": kind},
         )
-        context = ssl.create_default_context(cafile=str(self._state / "certs" / "apiserver.crt"))
+        context = ssl.create_default_context(cafile=str(self.certificate))
         try:
             with urllib.request.urlopen(request, context=context, timeout=20) as answer:
                 text = answer.read()

@@ -109,7 +109,8 @@ def test_a_disk_that_is_full_when_the_run_pauses_does_not_keep_people_out(jobs: 
         job.script.read_text().replace("run = midwatch.attach", f"{FULL_DISK}\nrun = midwatch.attach")
     )
     (process,) = job.start()
-    job.until("pause", lambda: (job.run_dir / "ledger").is_dir() and job.events("breaker.paused"))
+    job.until("run", lambda: any((job.run_dir / "ledger").glob("*.jsonl")))
+    job.until("pause", lambda: job.events("breaker.paused"))
     assert Desk(job.run_dir).memory() == {}
     full.unlink()
     job.until_paused()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from kube_lab import Kube, need_apiserver
-from prerequisites import absent, install
+from prerequisites import absent, install, need_namespaces
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
@@ -43,6 +43,18 @@ child._PAGE = 2
 print(len(child.main(["labels", "topology.kubernetes.io/zone"]).labels))
 """
 
+POD = """
+mount -t tmpfs none /run && mkdir -p /run/secrets/kubernetes.io/serviceaccount
+cp "$1/token" "$1/ca.crt" /run/secrets/kubernetes.io/serviceaccount/ && shift && exec "$@"
+"""
+"""/var/run is /run. What the kubelet mounts into a pod, in a mount namespace of its own."""
+ISOLATE = """
+import asyncio, sys
+from midwatch.cluster import KubernetesDriver
+reply = asyncio.run(KubernetesDriver().isolate(sys.argv[1], "midwatch r1: XID 79"))
+print(reply.status, reply.text)
+"""
+
 
 @pytest.fixture(scope="module")
 def kube() -> Iterator[Kube]:
@@ -62,15 +74,18 @@ def kube() -> Iterator[Kube]:
 
 
 def _grant(kube: Kube) -> None:
-    """The role of the documentation, and nothing beside it, for the user midwatch."""
+    """The rights of the documentation, and nothing beside them, also for the user midwatch."""
     import yaml
 
     blocks = re.findall(r"```yaml\n(.*?)```", HOW_TO.read_text(), re.DOTALL)
     documents = [one for block in blocks for one in yaml.safe_load_all(block) if one]
+    (account,) = [one for one in documents if one.get("kind") == "ServiceAccount"]
     (role,) = [one for one in documents if one.get("kind") == "ClusterRole"]
     (binding,) = [one for one in documents if one.get("kind") == "ClusterRoleBinding"]
-    binding["subjects"] = [{"kind": "User", "name": "midwatch", "apiGroup": "rbac.authorization.k8s.io"}]
-    base = "/apis/rbac.authorization.k8s.io/v1"
+    binding["subjects"].append({"kind": "User", "name": "midwatch", "apiGroup": "rbac.authorization.k8s.io"})
+    namespace, base = account["metadata"]["namespace"], "/apis/rbac.authorization.k8s.io/v1"
+    kube.ask("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+    kube.ask("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", account)
     kube.ask("POST", f"{base}/clusterroles", role)
     kube.ask("POST", f"{base}/clusterrolebindings", binding)
 
@@ -251,6 +266,22 @@ def test_asking_twice_changes_nothing(kube: Kube) -> None:
     assert (described["twice-1"].state, described["twice-1"].is_drained) == ("NotReady,SchedulingDisabled", True)
     assert asyncio.run(driver.release("twice-1")).status == "done"
     assert asyncio.run(driver.release("twice-1")).status == "unneeded"
+
+
+def test_a_pod_asks_by_its_service_account(kube: Kube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_namespaces()
+    kube.add_node("pod-1")
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 600}}
+    token = kube.ask("POST", "/api/v1/namespaces/training/serviceaccounts/midwatch/token", request)["status"]["token"]
+    (tmp_path / "token").write_text(token)
+    (tmp_path / "ca.crt").write_bytes(kube.certificate.read_bytes())
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(kube.port))
+    words = ["unshare", "--mount", "sh", "-c", POD, "pod", str(tmp_path), sys.executable, "-c", ISOLATE, "pod-1"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=END_S, check=False)
+    assert done.stdout.strip() == "done", (done.stdout, done.stderr)
+    assert kube.reason("pod-1") == "midwatch r1: XID 79"
 
 
 def test_a_refusal_says_what_is_missing(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:

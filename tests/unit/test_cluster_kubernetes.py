@@ -175,6 +175,7 @@ def test_without_the_library_nobody_is_silent(tmp_path: Path, monkeypatch: pytes
         ({"MIDWATCH_K8S_NODE": "n1"}, "ask", ""),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "do", "CF102"),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "ask", ""),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "MIDWATCH_K8S_NODE": "n1"}, "off", ""),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "s1"}, "do", ""),
         ({}, "do", ""),
     ],

@@ -131,10 +131,11 @@ def _check_scheduler(isolate: IsolateConfig) -> None:
     kind = scheduler_kind(isolate.scheduler)
     if kind == "kubernetes":
         check_client('isolate.drain = "do" in Kubernetes')
-    if is_in_pod() and kind != "slurm" and isolate.scheduler != "none" and not kubernetes_node():
+    is_kubernetes = kind == "kubernetes" or (is_in_pod() and kind == "none" and isolate.scheduler == "auto")
+    if is_kubernetes and not kubernetes_node():
         raise ConfigError(
             "CF102",
-            'isolate.drain is "do", and this pod was not told which node it is on',
+            'isolate.drain is "do", and nobody has said which node of Kubernetes this is',
             key="isolate.drain",
             hint="Pass spec.nodeName on as MIDWATCH_K8S_NODE (docs/how-to/kubernetes.md), or set isolate.drain to ask.",
         )

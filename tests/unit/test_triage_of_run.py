@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from midwatch.audit import Journal, journal_name
+from midwatch.audit import Desk, Journal, journal_name
+from midwatch.config import GuardsConfig
 from midwatch.core import TriageError
 from midwatch.triage import of_run as module
 from midwatch.triage import replay_run, report
@@ -34,6 +35,14 @@ def test_what_counts_is_judged_also_when_later_attempts_were_refused(tmp_path: P
     found = report(replayed)
     assert [(one.kind, one.step) for one in found.incidents] == [("nonfinite", 28)]
     assert found.verdict.cause == "undecided"
+
+
+def test_what_the_run_does_not_look_for_is_no_evidence(tmp_path: Path) -> None:
+    journal(tmp_path, 1, {step: 2.0 if step < 30 else float("nan") for step in range(31)})
+    desk = Desk(tmp_path, is_writer=True)
+    assert desk.rules() == GuardsConfig()
+    desk.keep_rules(GuardsConfig(off=("nonfinite",)))
+    assert report(replay_run(tmp_path, Desk(tmp_path).rules())).incidents == []
 
 
 def test_nothing_to_judge_and_too_much_are_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
     breaker.json       the breaker's memory, written by rank 0 when it changes
     in-force.json      what was decided and still holds: data to leave out, learning rates lowered, where to go back to
+    rules.json         the table [guards] of the attempt that ran last: what its findings were judged by
     decisions/*.json   left by people, each taken once; what was taken moves to ``decisions/taken``
 
 Plain JSON throughout; what cannot be read is said and left aside. What the memory and a decision consist of is the
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
+from midwatch.config import GuardsConfig
 from midwatch.core import SYSTEM_CLOCK, UNREADABLE
 from midwatch.storage import ops, read_regular, write_json_atomic
 
@@ -25,6 +27,7 @@ _log = logging.getLogger(__name__)
 FOLDER: Final = "guards"
 _MEMORY: Final = "breaker.json"
 _IN_FORCE: Final = "in-force.json"
+_RULES: Final = "rules.json"
 _DECISIONS: Final = "decisions"
 _TAKEN: Final = "taken"
 
@@ -91,6 +94,15 @@ class Desk:
     def keep_in_force(self, what: InForce) -> None:
         """Raises OSError. Durable when it returns."""
         self._write(_IN_FORCE, what)
+
+    def rules(self) -> GuardsConfig:
+        """What the run is judged by; the defaults where nothing was kept. Raises as ``in_force``."""
+        return self._read(_RULES, GuardsConfig) or GuardsConfig()
+
+    def keep_rules(self, rules: GuardsConfig) -> None:
+        """Raises OSError. Durable when it returns."""
+        if self.rules() != rules:
+            self._write(_RULES, rules)
 
     # --- decisions ------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ _WAITING = ("open", "ended")
 
 def document(folder: Path, desk: Desk, memory: Memory) -> dict[str, Any]:
     """Everything, for programs."""
-    evidence = evidence_of(folder, memory)
+    evidence = evidence_of(folder, desk, memory)
     return {
         "breaker": memory,
         "nodes": nodes_of(folder, memory),
@@ -39,7 +39,7 @@ def show(folder: Path, desk: Desk, memory: Memory) -> None:
     if waiting := desk.waiting():
         rows["waiting"] = f"{len(waiting)} decisions that no process has taken yet"
     pairs(list(rows.items()))
-    evidence = evidence_of(folder, memory)
+    evidence = evidence_of(folder, desk, memory)
     if isinstance(evidence, Report):
         _show_evidence(evidence)
     elif evidence:
@@ -82,14 +82,16 @@ def nodes_of(folder: Path, memory: Memory) -> list[str]:
         return []
 
 
-def evidence_of(folder: Path, memory: Memory) -> Report | str:
+def evidence_of(folder: Path, desk: Desk, memory: Memory) -> Report | str:
     """The guards' findings in what the run logged, with the ordered checks; or why there are none."""
     if memory.state == "closed" and memory.trip is None:
         return ""
     try:
-        return report(replay_run(folder))
+        return report(replay_run(folder, desk.rules()))
     except TriageError as error:
         return error.message
+    except OSError as error:
+        return str(error)
 
 
 def _show_evidence(found: Report) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,6 +18,8 @@ from midwatch.train.recording import Recording
 from midwatch.train.session import Session
 from midwatch.train.signals import Signals
 from midwatch.train.unguarded import NoGuards
+
+_log = logging.getLogger(__name__)
 
 Opened = tuple[Session, Checkpointer, Recording, Signals]
 
@@ -49,4 +52,14 @@ def open_guards(
     inspector = Inspector(config.guards.inspect, session.group, session.recorder)
     guarding = Guarding(config.guards, around, recording, inspector, is_scaling_dynamic=is_scaling_dynamic)
     checkpointer.keep("guards", guarding)
+    if session.identity.rank == 0:
+        _keep_rules(desk, config)
     return guarding
+
+
+def _keep_rules(desk: Desk, config: Config) -> None:
+    """For whoever asks later what a finding was judged by."""
+    try:
+        desk.keep_rules(config.guards)
+    except OSError as error:
+        _log.warning("the rules of the guards cannot be written down: %s", error)

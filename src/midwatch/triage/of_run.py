@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from midwatch.audit import journal_name, read_journal
+from midwatch.config import GuardsConfig
 from midwatch.core import TriageError
 from midwatch.guards import Guards, sample_of
-from midwatch.triage.facts import Facts
 from midwatch.triage.replaying import Replayed
 
 MOST_STEPS: Final = 5000
@@ -25,8 +25,11 @@ ATTEMPTS: Final = 8
 """The last ones that logged anything: one that was just begun knows too little."""
 
 
-def replay_run(run_dir: Path, facts: Facts | None = None) -> Replayed:
+def replay_run(run_dir: Path, rules: GuardsConfig | None = None) -> Replayed:
     """Run all guards over what the last attempts logged.
+
+    Args:
+        rules: ``[guards]`` as the run has it.
 
     Raises:
         TriageError: TR101 there is nothing to judge, or too much to be read in a moment.
@@ -38,12 +41,11 @@ def replay_run(run_dir: Path, facts: Facts | None = None) -> Replayed:
         raise TriageError("TR101", f"{where}: {error}", path=where) from error
     if not records:
         raise TriageError("TR101", f"{where} holds no step of the last attempts", path=where)
-    return replay_records(where, records[-MOST_STEPS:], facts or Facts())
+    return replay_records(where, records[-MOST_STEPS:], Guards(rules))
 
 
-def replay_records(path: str, records: Iterable[Mapping[str, Any]], facts: Facts) -> Replayed:
+def replay_records(path: str, records: Iterable[Mapping[str, Any]], guards: Guards) -> Replayed:
     """Run all guards over records in the order of their steps; a change of attempt is a resume."""
-    guards = Guards(facts.guards(), is_scaling_dynamic=facts.is_scaling_dynamic)
     result = Replayed(path=path, has_plan=guards.has_plan)
     inputs: Counter[str] = Counter()
     for number, (_, group) in enumerate(groupby(records, key=lambda one: one.get("attempt"))):

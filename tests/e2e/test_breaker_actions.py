@@ -6,11 +6,11 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from breaker_jobs import Job
+from breaker_jobs import Job, Process
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.procs, pytest.mark.timeout(600, method="signal")]
 
@@ -22,6 +22,16 @@ NODES = ("n0", "n1")
 def placed(job: Job) -> list[str]:
     """The nodes of the newest attempt."""
     return [node for node, _ in job.events("attempt.launched")[-1]["placements"]]
+
+
+def in_order(job: Job, nnodes: str, names: Sequence[str], *options: str) -> list[Process]:
+    """Each node when the one before has joined: the first one has rank 0, the last one is the spare."""
+    launchers: list[Process] = []
+    for name in names:
+        launchers.append(job.join(name, nnodes, *options))
+        job.until("ledger", lambda: (job.run_dir / "ledger" / "coordinator.jsonl").exists())
+        job.until(name, lambda name=name: name in {one["node"] for one in job.events("node.joined")})
+    return launchers
 
 
 def resumed_at(job: Job) -> list[int | None]:
@@ -38,7 +48,7 @@ def test_all_that_can_be_decided_one_after_the_other(jobs: Callable[..., Job]) -
     job = jobs((FIRST, SECOND), plan={"rank": 1, "ddp": True, "total": 80})
     # A pause that lasts longer than a phase may: each look is one of its own.
     patience = ("--set", "watch.phase_timeout_s=4", "--set", "watch.floor_s=2")
-    launchers = [job.join(name, "2", *patience) for name in NODES]
+    launchers = in_order(job, "2", NODES, *patience)
     job.until_paused()
     assert [step for step, _, _ in job.steps(0)] == [step for step, _, _ in job.steps(1)] == list(range(FIRST))
     assert (job.shown()["breaker"]["trip"]["ranks"], job.shown()["nodes"]) == ([1], ["n1"])
@@ -71,10 +81,7 @@ def test_all_that_can_be_decided_one_after_the_other(jobs: Callable[..., Job]) -
 
 def test_the_node_that_computes_wrongly_is_dropped_for_a_spare(jobs: Callable[..., Job]) -> None:
     job = jobs(range(FIRST, 80), plan={"node": "n1", "ddp": True, "total": 60})
-    launchers: list[Any] = []
-    for name in (*NODES, "n2"):
-        launchers.append(job.join(name, "2:3"))
-        job.until(name, lambda name=name: any(one["node"] == name for one in joined(job)))
+    launchers = in_order(job, "2:3", (*NODES, "n2"))
     job.until_paused()
     assert sorted(placed(job)) == ["n0", "n1"]
     assert job.shown()["nodes"] == ["n1"]
@@ -85,10 +92,6 @@ def test_the_node_that_computes_wrongly_is_dropped_for_a_spare(jobs: Callable[..
     assert [(one["node"], one["by"]) for one in job.events("node.isolated")] == [("n1", "person")]
     listed = json.loads(job.midwatch("node", "list", str(job.run_dir), "--json"))
     assert "test" in json.dumps(listed), "marked, with the reason, for the next job as well"
-
-
-def joined(job: Job) -> list[dict[str, Any]]:
-    return job.events("node.joined") if any((job.run_dir / "ledger").glob("*.jsonl")) else []
 
 
 def test_without_a_spare_the_next_job_goes_on_from_before_the_doubt(jobs: Callable[..., Job]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,7 +82,7 @@ class _Replay:
 
     def run(self, curve: Curve, branches: Branches, tell: Tell | None) -> None:
         result, told = self._result, dict[str, Any]()
-        inputs = Counter[str]()
+        inputs: dict[str, int] = {}
         for live in branches.live(tell):
             step, values = live.row.step, curve.numbers(live.row)
             if live.is_more:
@@ -93,7 +92,8 @@ class _Replay:
             else:
                 told = values
                 result.rows += 1
-            inputs.update(values.keys())
+            for name in values:
+                inputs[name] = inputs.get(name, 0) + 1
             if live.is_new_run:
                 self._guards = self._new_guards()
                 self._resumes = sorted(at for at in self._facts.resumes or () if at >= step)

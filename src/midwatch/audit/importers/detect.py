@@ -78,7 +78,7 @@ def format_of(path: Path, step_column: str = "") -> str:
     if _is_events(path):
         return "tensorboard"
     file = TextFile(path)
-    head = [line.text for line in islice(file.lines(), _HEAD_LINES)]
+    head = [line.text for line in islice(file.lines(longest=LONGEST), _HEAD_LINES)]
     first = next((text for text in head if text.strip()), None)
     if first is None:
         raise UnfitFileError(f"{path} is empty")

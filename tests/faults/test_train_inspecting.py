@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -52,21 +53,23 @@ def sick_run(rank: int, world_size: int, folder: str) -> list[float]:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     settings: dict[str, Any] = {
         "run": {"dir": folder, "log_every": 1},
-        "checkpoint": {"interval": 1000},
+        "checkpoint": {"interval": 1000, "staging": {"overlap": True}},
         "guards": {"action": "warn", "inspect": {"every": 5}},
     }
     run = midwatch.attach(settings)
-    model = DistributedDataParallel(model_of())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model = DistributedDataParallel(model_of(), gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, fused=True)
     run.track(model=model, optimizer=optimizer)
     weights = list(model.parameters())
     losses: list[float] = []
     for step in run.steps(run.resume(), 24):
         optimizer.zero_grad()
-        loss = model(batch(rank, step)).square().mean() + 1.0
-        if step == 22 and rank == 1:
-            loss = loss + bad_gradient(model.module[2].bias)
-        loss.backward()
+        for is_last in (False, True):  # accumulated
+            with nullcontext() if is_last else model.no_sync():
+                loss = model(batch(rank, 2 * step + is_last)).square().mean() + 1.0
+                if step == 22 and rank == 1 and not is_last:
+                    loss = loss + bad_gradient(model.module[2].bias)
+                loss.backward()
         if step == 13 and rank == 0:
             for weight in weights:
                 assert weight.grad is not None

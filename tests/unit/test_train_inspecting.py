@@ -16,10 +16,12 @@ from midwatch.checkpoint import ControlGroup  # noqa: E402
 from midwatch.config import InspectConfig  # noqa: E402
 from midwatch.core import NullRecorder  # noqa: E402
 from midwatch.guards import Guards, Sample  # noqa: E402
+from midwatch.train import agreement  # noqa: E402
 from midwatch.train.agreement import Exchange  # noqa: E402
+from midwatch.train.highest import keys_of, of_keys  # noqa: E402
 from midwatch.train.inspecting import Inspector  # noqa: E402
 from midwatch.train.inspecting_checksums import LANE, checksum  # noqa: E402
-from midwatch.train.inspecting_numbers import Evidence  # noqa: E402
+from midwatch.train.inspecting_numbers import Evidence, is_gradient_bad, with_bad_gradient  # noqa: E402
 from midwatch.train.inspecting_sample import MOST_OF_ONE, batches_of  # noqa: E402
 from midwatch.train.readings import OnTheWay  # noqa: E402
 
@@ -436,3 +438,20 @@ def test_a_gpu_comes_to_the_same_checksum_and_is_never_waited_for(loops: Callabl
     assert [sorted(one) for one in measured if len(one) > 1] == 3 * [
         ["gradient_ok", "unchanged", "update_sq", "weight_sq", "with_gradient"]
     ]
+
+
+def test_of_very_many_ranks_the_one_with_bad_gradients_is_named_too() -> None:
+    """They send sums and maxima, and not what each of them has."""
+    numbers = [{"gradient_ok": math.nan if rank == 2 else 1.0, "place": 15.0, "weight_sq": 9.0} for rank in range(4)]
+    for one in numbers:
+        one["update_sq"] = 0.09
+    sums = torch.stack([agreement._summands(one, rank) for rank, one in enumerate(numbers)]).sum(0)
+    names = agreement._COMPARED
+    keys = [keys_of([one.get(name) for name in names], rank) for rank, one in enumerate(numbers)]
+    highest = dict(zip(names, of_keys(torch.stack(keys).amax(0)), strict=True))
+    agreed = agreement._from_sums(7, sums.tolist(), highest)
+    Evidence().complete(agreed.found)
+    assert is_gradient_bad(agreed.found)
+    sample = with_bad_gradient(agreed.sample(), agreed.by_rank, 4, "head.weight")
+    assert list(sample.rank_norms or {}) == [2]
+    assert (sample.param_norm, sample.update_ratio) == (3.0, pytest.approx(0.1))

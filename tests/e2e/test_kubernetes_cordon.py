@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def _grant(kube: Kube) -> None:
     import yaml
 
     blocks = re.findall(r"```yaml\n(.*?)```", HOW_TO.read_text(), re.DOTALL)
-    documents = [one for block in blocks for one in yaml.safe_load_all(block) if one]
+    documents = [one for block in blocks for one in yaml.safe_load_all(textwrap.dedent(block)) if one]
     (account,) = [one for one in documents if one.get("kind") == "ServiceAccount"]
     (role,) = [one for one in documents if one.get("kind") == "ClusterRole"]
     (binding,) = [one for one in documents if one.get("kind") == "ClusterRoleBinding"]
@@ -192,7 +193,7 @@ def test_a_node_that_fails_twice_is_cordoned_and_given_back(
     assert not kube.is_cordoned("gpu-0")
     assert not kube.is_cordoned("gpu-2")
     run.until("the fact", lambda: run.events("node.drained"))
-    assert "kubernetes: node gpu-1 is cordoned" in output(run)
+    run.until("the word", lambda: "kubernetes: node gpu-1 is cordoned" in output(run))
     run.until("the spare", lambda: "gpu-2" in _placed(run), END_S)
     assert sorted(_placed(run)) == ["gpu-0", "gpu-2"]
     foreseen = node(run, "release", "gpu-1", "--reason", "a new board", "--dry-run")

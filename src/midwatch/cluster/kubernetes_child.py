@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -22,6 +23,9 @@ from midwatch.core import SYSTEM_CLOCK, load_extra
 
 _CALL_S: Final = (3.0, 8.0)
 """To connect, and for the answer."""
+_LOOKS: Final = 4
+_LOOK_S: Final = 2.0
+"""Whether a server that forbids what we ask is ready; it reads its roles within some seconds."""
 _TRIES: Final = 5
 """When somebody else changes the node while we do; its own kubelet does, now and then."""
 _PAGE: Final = 500
@@ -50,15 +54,15 @@ class Api:
     """The few calls that are needed, each bounded, with the API's own JSON as result."""
 
     def __init__(self) -> None:
-        self._client = load_extra("kubernetes.client", "k8s", "asking Kubernetes")
+        module = load_extra("kubernetes.client", "k8s", "asking Kubernetes")
         self._rest = load_extra("kubernetes.client.exceptions", "k8s", "asking Kubernetes")
         self._http = load_extra("urllib3.exceptions", "k8s", "asking Kubernetes")
-        configuration = _credentials(self._client)
+        configuration = _credentials(module)
         # A server that is down is asked again later, by the outbox, with a pause.
         configuration.retries = False
-        client = self._client.ApiClient(configuration)
-        client.user_agent = MANAGER  # in the audit log of the cluster
-        self._core = self._client.CoreV1Api(client)
+        self._http_client = module.ApiClient(configuration)
+        self._http_client.user_agent = MANAGER  # in the audit log of the cluster
+        self._core = module.CoreV1Api(self._http_client)
 
     def get(self, node: str) -> dict[str, Any]:
         return self._call(f"get node {node}", self._core.read_node, node)
@@ -89,18 +93,46 @@ class Api:
                 return
 
     def _call(self, what: str, method: Any, *words: Any, **options: Any) -> dict[str, Any]:
-        try:
-            response = method(*words, _preload_content=False, _request_timeout=_CALL_S, **options)
-            status, body = response.status, response.read()
-        except self._rest.ApiException as error:
-            status, body = error.status or None, error.body or str(error.reason or "")
-        except (self._http.HTTPError, OSError) as error:
-            raise ApiError(refusal(None, str(error), what)) from error
+        call = partial(method, *words, _preload_content=False, _request_timeout=_CALL_S, **options)
+        status, body = self._answer(what, call)
+        if status == 403 and self._may_be_young():
+            status, body = self._answer(what, call)
         if status == 409:
             raise ConflictError
         if status is None or not 200 <= status < 300:
             raise ApiError(refusal(status, _message(body), what))
         return json.loads(body)
+
+    def _answer(self, what: str, call: Callable[[], Any]) -> tuple[int | None, bytes | str]:
+        try:
+            response = call()
+            return response.status, response.read()
+        except self._rest.ApiException as error:
+            return error.status or None, error.body or str(error.reason or "")
+        except (self._http.HTTPError, OSError) as error:
+            raise ApiError(refusal(None, str(error), what)) from error
+
+    def _may_be_young(self) -> bool:
+        """A server that has just been started forbids everything until it has read the roles: wait until it is ready.
+
+        Returns:
+            Whether to ask once more. A server that does not even tell us whether it is ready is taken at its word.
+        """
+        status: int | None = None
+        for _ in range(_LOOKS):
+            status, _ = self._answer("ask whether it is ready", self._ready)
+            if status == 200:
+                return True
+            time.sleep(_LOOK_S)
+        if status != 403:
+            raise ApiError(Reply(status="silent", text="it has been started just now and is not ready"))
+        return False
+
+    def _ready(self) -> Any:
+        request = self._http_client.param_serialize(
+            method="GET", resource_path="/readyz", auth_settings=["BearerToken"]
+        )
+        return self._http_client.call_api(*request, _request_timeout=_CALL_S)
 
 
 def main(argv: Sequence[str]) -> Answer:

@@ -124,7 +124,9 @@ def check_books(run_dir: Path) -> None:
     for committed in (line for line in lines if line.event == "checkpoint.committed"):
         assert isinstance(committed.data["loss"], float)
         assert len(committed.data["config_hash"]) == len(committed.data["code_hash"]) == 16
-    assert events[:2] == ["run.attached", "run.resumed"]
+    # The kill may come between a commit and its verification, which the resume then makes up for.
+    begun = [event for event in events if event != "checkpoint.verified_late"]
+    assert begun[:2] == ["run.attached", "run.resumed"]
     assert events[-1] == "run.finished"
     for event in ("checkpoint.staged", "checkpoint.persisted", "checkpoint.committed", "checkpoint.verified"):
         assert event in events

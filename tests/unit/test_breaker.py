@@ -178,10 +178,27 @@ def test_of_two_decisions_on_the_way_back_the_second_waits_until_another_process
     drive = Drive()
     drive.quiet(1000)
     drive.bad(5)
-    drive.send(Decision, act="rewind", by="ada")
+    assert only(drive.send(Decision, act="rewind", by="ada"), GoBack).before_step == 900
     assert "under way" in only(drive.send(Decision, act="lower_lr", factor=0.5, by="bob"), Say).sentence
     drive.breaker.wake(drive.now_ns)
-    assert only(drive.send(Decision, act="lower_lr", factor=0.5, by="bob"), GoBack)
+    instead = only(drive.send(Decision, act="lower_lr", factor=0.5, by="bob"), GoBack)
+    assert instead.before_step == 900, "in its place, and no farther"
+    drive.resume(850)
+    drive.quiet(150)
+    drive.bad(5)
+    assert only(drive.send(Decision, act="rewind", by="ada"), GoBack).before_step == 800
+
+
+def test_a_run_that_was_stopped_after_its_probation_goes_back_the_usual_way() -> None:
+    drive = Drive()
+    drive.quiet(1000)
+    drive.bad(5)
+    drive.send(Decision, act="rewind", by="ada")
+    drive.resume(850)
+    drive.quiet(300)
+    assert drive.state == "closed"
+    drive.send(Decision, act="stop", by="ada")
+    assert only(drive.send(Decision, act="rewind", by="ada"), GoBack).before_step == 1149 - 100
 
 
 def test_a_clock_that_was_set_back_does_not_draw_a_pause_out() -> None:

@@ -289,10 +289,11 @@ class Breaker:
         first = memory.since_step
         if first is None:
             first = trip.step if trip is not None else (memory.step or 0)
-        distance = self._rules.rewind_steps * 2 ** min(memory.rewinds, 16)
+        doublings = max(0, memory.rewinds - (memory.went_back_in == memory.pauses))
+        distance = self._rules.rewind_steps * 2 ** min(doublings, 16)
         before = decision.before_step if decision.before_step is not None else first - distance
         memory.is_going_back = True
-        memory.rewinds += 1
+        memory.rewinds, memory.went_back_in = doublings + 1, memory.pauses
         if decision.is_automatic:
             memory.automatic_ns.append(decision.now_ns)
         self._emit(GoBack(cause=self._cause, before_step=max(0, before), decision=decision))

@@ -49,6 +49,8 @@ class Memory(msgspec.Struct, kw_only=True):
     is_going_back: bool = False
     rewinds: int = 0
     """Since there was progress."""
+    went_back_in: int = 0
+    """The pause that the last one was decided in: a decision in its place goes no farther."""
     automatic_ns: list[int] = []
     """When a rule went back."""
     lenient_kind: Kind | None = None

@@ -94,7 +94,7 @@ def test_nothing_given_is_the_defaults() -> None:
         ({"zzzz": {}}, "CF101", "unknown table 'zzzz'"),
         ({"watch": {"confirm_s": 9.0}}, "CF106", "watch.confirm_s = 9.0 must not exceed watch.floor_s = 5.0"),
         ({"watch": {"floor_s": 700.0}}, "CF106", "watch.floor_s = 700.0 must not exceed watch.phase_timeout_s"),
-        ({"metrics": {"push": {"url": "u:p@host/x"}}}, "CF102", "metrics.push.url must begin with http://, https:// or tensorboard:"),
+        ({"metrics": {"push": {"url": "u:p@host/x"}}}, "CF102", "must begin with http://, https:// or tensorboard:"),
         ({"checkpoint": {"dir": "a", "local_dir": "a/b"}}, "CF106", "must lie outside checkpoint.dir"),
     ],
 )

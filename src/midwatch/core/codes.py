@@ -163,9 +163,7 @@ CODES: dict[str, Code] = {
     ),
     # --- alerts --------------------------------------------------------------------------------------------------
     "AL101": Code("an alert was not delivered", EXIT_IO, "`midwatch alerts test` says what each target answers."),
-    "AL102": Code(
-        "nobody can be alerted", EXIT_CONFIG, "Name a target in [alerts.to], and where its secret is kept."
-    ),
+    "AL102": Code("nobody can be alerted", EXIT_CONFIG, "Name a target in [alerts.to], and where its secret is kept."),
     # --- supervision ---------------------------------------------------------------------------------------------
     "SV101": Code("command not found", EXIT_USAGE, "Check the spelling and PATH; it runs without a shell."),
     "SV102": Code("another run is live on this folder", EXIT_BUSY, "Stop it first or use another --run-dir."),

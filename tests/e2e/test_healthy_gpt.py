@@ -14,6 +14,6 @@ BENCH = Path(__file__).resolve().parents[2] / "bench" / "healthy_gpt.py"
 
 
 def test_a_healthy_run_raises_no_alarm() -> None:
-    command = [sys.executable, str(BENCH), "healthy", "--seeds", "1", "--steps", "400"]
+    command = [sys.executable, str(BENCH), "healthy", "--seeds", "1", "--steps", "300"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -18,7 +18,7 @@ CHECKS: list[tuple[str, list[str]]] = [
     ("the record of settings and code holds up start and first step by 50 ms at most", ["provenance.py"]),
     ("a million points indexed in 30 s, 20,000 steps plotted in 20 ms", ["audit_index.py"]),
     ("run.log and all guards cost at most 200 us a step (median)", ["guards.py", "cost"]),
-    ("and so in a real loop, the ranks' agreement included", ["log_cost.py"]),
+    ("and so in a real loop of one rank", ["log_cost.py"]),
     ("reading gradients, updates and replicas from the model costs at most 1 % of a step", ["inspect_cost.py"]),
     ("a healthy small GPT, killed and resumed, raises no alarm; made sick, each fault is seen", ["healthy_gpt.py"]),
     ("culprits, restart times and hang bars beside torchrun", ["faults.py", "compare", "--rounds", "3"]),

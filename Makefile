@@ -16,7 +16,7 @@ help:
 	@echo "make bench-trust        damage and crashes: what each format makes of them (8 minutes on 2 quiet cores)"
 	@echo "make lint    ruff only"
 
-# A stamp per set of extras; the Makefile is a prerequisite so that a changed set re-installs.
+# A stamp per set of extras; the Makefile names the sets, so that a changed one re-installs.
 $(VENV)/.venv-made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "midwatch needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
@@ -29,12 +29,12 @@ $(VENV)/.torch-installed: $(VENV)/.venv-made pyproject.toml constraints.txt
 	$(PIP) -c constraints.txt -e '.[torch]'
 	@touch $@
 
-$(VENV)/.dev-installed: $(VENV)/.torch-installed
+$(VENV)/.dev-installed: $(VENV)/.torch-installed Makefile
 	@echo "installing the development tools into $(VENV)"
 	$(PIP) -c constraints.txt -e '.[torch,dev,sign]'
 	@touch $@
 
-$(VENV)/.e2e-installed: $(VENV)/.dev-installed
+$(VENV)/.e2e-installed: $(VENV)/.dev-installed Makefile
 	@echo "installing what the end-to-end tests need into $(VENV)"
 	$(PIP) -c constraints.txt -e '.[torch,dev,sign,e2e,alerts,k8s,wandb,mlflow,trackio]'
 	@touch $@

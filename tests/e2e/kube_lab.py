@@ -26,9 +26,17 @@ HOST = "kubernetes.io/hostname"
 
 def need_apiserver() -> None:
     """Build it once a machine; no package carries it."""
-    done = subprocess.run([LAB / "kube-build"], capture_output=True, text=True, timeout=BUILD_S, check=False)
-    if done.returncode != 0:
-        absent(f"no kube-apiserver can be built here: {done.stderr.strip()[-500:]}")
+    build = subprocess.Popen(
+        [LAB / "kube-build"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        _, said = build.communicate(timeout=BUILD_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(build.pid, signal.SIGKILL)
+        build.communicate()
+        absent(f"kube-apiserver was not built within {BUILD_S:.0f} s")
+    if build.returncode != 0:
+        absent(f"no kube-apiserver can be built here: {said.strip()[-500:]}")
 
 
 def _free_ports() -> int:

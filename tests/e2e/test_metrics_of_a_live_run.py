@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -223,9 +224,8 @@ def scraped(server: Server) -> None:
     (up,) = until(lambda: server.query('up{job="midwatch"} == 1'), "scrape")
     until(lambda: server.query('midwatch_rank_step{rank="1"} > 0'), "step of rank 1")
     target = up["metric"]["instance"]
-    page = subprocess.run(
-        ["curl", "-sS", f"http://{target}/metrics"], capture_output=True, text=True, check=True
-    ).stdout
+    with urllib.request.urlopen(f"http://{target}/metrics", timeout=10) as answer:
+        page = answer.read().decode()
     checked = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     newest: Any = server.query("midwatch_checkpoint_age_seconds{} < 60")

@@ -446,6 +446,10 @@ def test_a_request_over_http(server: Server, tmp_path: Path) -> None:
     assert headers["X-Prometheus-Remote-Write-Version"] == "0.1.0"
     assert [one[1]["Authorization"] for one in server.got] == ["Bearer sesame", "Bearer exchanged", "Bearer exchanged"]
     assert len(decoded(unsnapped(body))) == 2
+    token.write_text("sesame\nsecond line\n")
+    with pytest.raises(SinkAwayError, match="more than one line") as caught:
+        sink.send([outgoing(1, 9, 1002, loss=2.0)], 5.0)
+    assert "sesame" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

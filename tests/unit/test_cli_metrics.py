@@ -148,3 +148,18 @@ def test_push_by_hand(run: Path, tmp_path: Path) -> None:
     code, document = answer("metrics", "push", run, "--to", "http://127.0.0.1:1/w", "--wait", 0)
     assert (code, document["error"]) == (74, "MT106")
     assert call("metrics", "push", run).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("metrics", "push", "--wait", "nan"),
+        ("metrics", "export", "--to", "tensorboard", "--every", "inf"),
+        ("breaker", "lower-lr", "--factor", "nan"),
+    ],
+    ids=lambda words: words[-1] + words[1],
+)
+def test_what_is_no_finite_number_is_refused(words: tuple[str, ...]) -> None:
+    result = call(*words)
+    assert result.exit_code == 2
+    assert "is no finite number" in result.output

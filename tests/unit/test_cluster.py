@@ -216,3 +216,10 @@ def test_a_damaged_outbox_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(StorageError) as refused:
         Outbox(path).put(Request(verb="isolate", node="n1", until_s=1.0))
     assert refused.value.code == "ST104"
+
+
+def test_a_machine_without_room_for_temporary_files_asks_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere/at/all")
+    answered = asyncio.run(run_command(["true"], deadline_s=5.0))
+    assert answered.code is None
+    assert "true cannot be started: No such file or directory" in answered.err

@@ -15,6 +15,7 @@ import msgspec
 
 from midwatch.audit import new_lines, read_run
 from midwatch.audit.exporters import ExportReport, SinkError, TrackerExport, TrackerKind, tracker_of
+from midwatch.cli._numbers import FiniteRange
 from midwatch.cli._output import exits, json_option, plain, say, show_json
 from midwatch.cli._places import run_folder
 from midwatch.core import MetricsError, format_bytes
@@ -37,9 +38,7 @@ _ENDS: Final = frozenset(("run.finished", "run.stopped", "run.aborted", "breaker
     "--at", default="", metavar="WHERE", help="tensorboard, wandb: a folder; mlflow: an address; trackio: a Space."
 )
 @click.option("--follow", is_flag=True, help="Go on while the run does, until it ends or you interrupt.")
-@click.option(
-    "--every", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Seconds between two looks."
-)
+@click.option("--every", type=FiniteRange(min=0.1), default=5.0, show_default=True, help="Seconds between two looks.")
 @click.option("--anew", is_flag=True, help="Ask the tracker what it has, whatever was noted before.")
 @click.option("--dry-run", is_flag=True, help="Say how much there is to export; send nothing.")
 @json_option

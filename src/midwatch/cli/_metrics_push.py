@@ -11,6 +11,7 @@ from typing import Final
 import click
 
 from midwatch.audit.exporters import Pusher, PushReport, Sink, sink_of
+from midwatch.cli._numbers import FiniteRange
 from midwatch.cli._output import exits, json_option, plain, say, show_json
 from midwatch.cli._places import run_folder
 from midwatch.config import expand_path, load_config
@@ -32,7 +33,7 @@ _PAUSE_S: Final = 0.2
     help="A receiver (see metrics.push.kind), or tensorboard:FOLDER. Default: metrics.push.url.",
 )
 @click.option(
-    "--wait", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Seconds for a receiver that is away."
+    "--wait", type=FiniteRange(min=0), default=60.0, show_default=True, help="Seconds for a receiver that is away."
 )
 @click.option("--anew", is_flag=True, help="From the beginning, whatever was sent before.")
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="The TOML file of the run.")

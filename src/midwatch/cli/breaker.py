@@ -14,6 +14,7 @@ import msgspec
 
 from midwatch.audit import Desk
 from midwatch.cli import _breaker_show
+from midwatch.cli._numbers import FiniteRange
 from midwatch.cli._output import exits, json_option, plain, say, show_json
 from midwatch.cli._places import run_argument, run_folder
 from midwatch.cli._wish import ask, dry_run_option, reason_option
@@ -97,7 +98,9 @@ def skip(
     is_json: bool,
 ) -> None:
     """Go back, and leave out a range of batches. The script must ask ``run.skips``."""
-    trip = _memory(Desk(run_folder(run))).trip
+    folder = run_folder(run)
+    _refuse_unless_waiting(folder, "skip_range")
+    trip = _memory(Desk(folder)).trip
     first = first if first is not None else (trip.position if trip else None)
     last = last if last is not None else (trip.last_position if trip else None)
     if first is None or last is None or last < first:
@@ -107,7 +110,7 @@ def skip(
 
 @command.command("lower-lr", epilog=_ENDS)
 @run_argument
-@click.option("--factor", type=click.FloatRange(0, 1, min_open=True, max_open=True), required=True, help="Such as 0.5.")
+@click.option("--factor", type=FiniteRange(0, 1, min_open=True, max_open=True), required=True, help="Such as 0.5.")
 @_before
 @reason_option
 @dry_run_option

@@ -11,6 +11,7 @@ import click
 from midwatch.checkpoint.format import list_checkpoints, places_of
 from midwatch.cli._check_scheduler import check_scheduler
 from midwatch.cli._checks import Finding, examine
+from midwatch.cli._numbers import FiniteRange
 from midwatch.cli._output import exits, json_option, plain, say, show_json
 from midwatch.config import load_config, read_rank_env, resolve_paths
 from midwatch.core import EXIT_FAILED, EXIT_OK, format_bytes
@@ -32,7 +33,7 @@ _COLORS = {"ok": "green", "warning": "yellow", "problem": "red"}
 @click.argument("run", metavar="[RUN]", required=False, type=click.Path(path_type=Path))
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="The TOML file of the run.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key; may be repeated.")
-@click.option("--model-params", type=click.FloatRange(min=1), metavar="N", help="Parameters of the model, such as 7e9.")
+@click.option("--model-params", type=FiniteRange(min=1), metavar="N", help="Parameters of the model, such as 7e9.")
 @json_option
 def command(
     run: Path | None, config_file: Path | None, overrides: Sequence[str], model_params: float | None, is_json: bool

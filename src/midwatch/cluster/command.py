@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Final
 
 import msgspec
@@ -36,14 +36,15 @@ async def run_command(command: Sequence[str], *, deadline_s: float) -> Answered:
 
     Blocking: no; returns a moment after ``deadline_s``. Cancelled, the command is killed.
     """
-    # Files, not pipes: nobody has to read while it runs.
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with ExitStack() as files:
         try:
+            # Files, not pipes: nobody has to read while it runs.
+            out, err = (files.enter_context(tempfile.TemporaryFile()) for _ in range(2))
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True, close_fds=True
             )
         except OSError as error:
-            return Answered(code=None, err=f"{command[0]} cannot be started: {error.strerror}")
+            return Answered(code=None, err=f"{command[0]} cannot be started: {error.strerror or error}")
         try:
             end = time.monotonic() + deadline_s
             while process.poll() is None and time.monotonic() < end:

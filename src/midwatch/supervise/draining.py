@@ -90,8 +90,8 @@ class Draining:
             self._wake.clear()
             try:
                 pause_s = await self._round()
-            except MidwatchError as error:
-                _log.error("requests to the scheduler: %s", error.message)
+            except (MidwatchError, OSError) as error:
+                _log.error("requests to the scheduler: %s", error)
                 pause_s = _LOOK_S
             if pause_s > 0:
                 if not self._wake.is_set():

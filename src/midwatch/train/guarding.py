@@ -15,12 +15,12 @@ import torch
 
 from midwatch.checkpoint import SaveEvent
 from midwatch.config import GuardsConfig
-from midwatch.core import GuardError
 from midwatch.guards import Guards, Judgement, judged
 from midwatch.train.acting import Acting
 from midwatch.train.agreement import Agreed, Exchange
 from midwatch.train.around import Around
 from midwatch.train.inspecting import Inspector
+from midwatch.train.rates import without_effect
 from midwatch.train.readings import OnTheWay, Readings, Watch
 
 _log = logging.getLogger(__name__)
@@ -243,11 +243,9 @@ class Guarding:
 
     def _mind_rates(self, step: int) -> None:
         if self.rates.is_without_effect():
-            factor = self.rates.factor
-            message = f"learning rates were to be multiplied by {factor:g}, and no step of a tracked optimizer is seen"
-            error = GuardError("GD104", message)
+            error = without_effect(self.rates)
             self._around.say("error", f"[{error.code}] {error.message}. {error.hint}")
-            self._around.record("guard.rates_not_lowered", step, factor=factor)
+            self._around.record("guard.rates_not_lowered", step, factor=self.rates.factor)
 
 
 def _with(numbers: dict[str, float], batches: _Batches) -> dict[str, float]:

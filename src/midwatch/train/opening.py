@@ -37,7 +37,7 @@ def open_guards(
     session, checkpointer, recording, signals = opened
     desk = Desk(run_dir, is_writer=session.identity.rank == 0)
     if config.guards.action == "off":
-        return NoGuards(Decided(session.group, desk))
+        return NoGuards(Decided(session.group, desk), session.recorder)
     around = Around(
         group=session.group,
         checkpointer=checkpointer,

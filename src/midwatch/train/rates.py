@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.optim import Optimizer
 
+from midwatch.core import GuardError
+
 IDLE_STEPS: Final = 8
 """So many steps of the loop without a step of a known optimizer are no chance: a loss scale leaves out fewer in a row,
 and the guards have stopped the run before."""
@@ -112,3 +114,9 @@ def _innermost(optimizer: Optimizer) -> Optimizer:
             break
         optimizer = inner
     return optimizer
+
+
+def without_effect(rates: LoweredRates) -> GuardError:
+    """What to say of rates that were lowered and are not."""
+    text = f"learning rates were to be multiplied by {rates.factor:g}, and no step of a tracked optimizer is seen"
+    return GuardError("GD104", text)

@@ -74,6 +74,8 @@ class Recording:
             value = values.get(name)
             if isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1):
                 self._counts[name] = value
+            elif value is not None and not isinstance(value, (torch.Tensor, str)):
+                self._counts[name] = float(value)  # a NumPy number
 
     def log_rank(self, step: int | None, values: Mapping[str, Any]) -> None:
         """Numbers given to ``run.log_rank``; raises as ``log``."""

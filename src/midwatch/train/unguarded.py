@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from midwatch.checkpoint import SaveEvent
+from midwatch.core import NullRecorder, Recorder
 from midwatch.guards import Judgement
 from midwatch.train.decided import Decided
-from midwatch.train.rates import LoweredRates
+from midwatch.train.rates import LoweredRates, without_effect
+
+_log = logging.getLogger(__name__)
 
 
 class NoGuards:
@@ -18,8 +22,9 @@ class NoGuards:
         decided: None before the run is opened, when nothing is known.
     """
 
-    def __init__(self, decided: Decided | None = None) -> None:
+    def __init__(self, decided: Decided | None = None, recorder: Recorder | None = None) -> None:
         self._decided = decided
+        self._recorder = recorder or NullRecorder()
         self.rates = decided.rates if decided is not None else LoweredRates()
         self._is_prepared = False
 
@@ -52,7 +57,10 @@ class NoGuards:
             self._decided.lower(tracked.values())
 
     def boundary(self, step: int) -> None:
-        self.rates.is_without_effect()
+        if self.rates.is_without_effect():
+            error = without_effect(self.rates)
+            _log.error("[%s] %s. %s", error.code, error.message, error.hint)
+            self._recorder.record("guard.rates_not_lowered", step=step, factor=self.rates.factor)
 
     def check(self, step: int, values: Mapping[str, Any]) -> Judgement:
         return Judgement(step=step)

@@ -76,6 +76,10 @@ class HttpPost:
             connection.request("POST", self._target, body, headers)
             answer = connection.getresponse()
             start = answer.read(_ANSWER_BYTES)
+        except (ValueError, http.client.InvalidURL) as error:
+            self.close()
+            # Its text would show what may be a secret.
+            raise SinkAwayError(f"{self.name}: the address or the token cannot be sent") from error
         except (OSError, http.client.HTTPException) as error:
             self.close()
             if not is_fresh and isinstance(
@@ -108,6 +112,9 @@ class HttpPost:
                 token = read_regular(self._token_file).decode("ascii").strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise SinkAwayError(f"cannot read the token in {self._token_file}: {error}") from error
+            if not token.isprintable():
+                # The library would put it into its message.
+                raise SinkAwayError(f"{self._token_file} holds more than one line, or what is no token")
             return {"Authorization": f"Bearer {token}"}
         if self._user is not None:
             word = base64.b64encode(f"{self._user[0]}:{self._user[1]}".encode()).decode()

@@ -100,6 +100,20 @@ def test_exporting_twice_adds_nothing(run: Path) -> None:
     assert anew.behind_bytes() == 0
 
 
+def test_a_part_that_reads_as_zeros_is_waited_for(run: Path) -> None:
+    path = write_journal(run, 2, range(120, 130))
+    whole = path.read_bytes()
+    hole = whole.index(b'{"step": 110,')
+    path.write_bytes(whole[:hole] + bytes(200) + whole[hole + 200 :])
+    shelf = Shelf()
+    work = TrackerExport(run, shelf)
+    assert not work.step().is_caught_up
+    assert shelf.steps("r1-a0002") == list(range(60, 110))
+    path.write_bytes(whole)
+    assert work.step().is_caught_up
+    assert shelf.steps("r1-a0002") == list(range(60, 130))
+
+
 def test_a_live_run_is_followed(run: Path) -> None:
     shelf = Shelf()
     work = TrackerExport(run, shelf)

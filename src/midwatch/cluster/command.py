@@ -18,7 +18,7 @@ _PAUSE_S: Final = 0.02
 """Between two looks whether it has ended; no thread is started for it, so that none is left behind when it hangs."""
 _REAP_S: Final = 1.0
 """For a killed command to go. One that hangs in the kernel stays, and is not waited for."""
-_OUTPUT_BYTES: Final = 4 * 2**20
+_OUTPUT_BYTES: Final = 64 * 2**20
 """The topology of ten thousand nodes is far below."""
 
 

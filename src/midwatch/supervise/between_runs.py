@@ -64,7 +64,7 @@ def note_between_runs(
         return f"{where}; node {node} is {done}"
     driver = _driver(config, target)
     reply = _ask(driver, outbox, wish, target, f"midwatch: {reason}", now_s)
-    return f"{where}; node {node} is {done}{_what_came(driver, wish, reply)}"
+    return f"{where}; node {node} is {done}{_what_came(driver, wish, reply, is_asked_again=config.drain == 'do')}"
 
 
 def check_between_runs(
@@ -121,12 +121,13 @@ def _ask(
     return reply
 
 
-def _what_came(driver: Driver, wish: str, reply: Reply) -> str:
+def _what_came(driver: Driver, wish: str, reply: Reply, *, is_asked_again: bool) -> str:
     match reply.status:
         case "done":
             return f", and {f'{driver.verb}ed' if wish == 'isolate' else 'in service'} in {driver.name}"
         case "silent":
-            return f"; {driver.name} does not answer ({reply.text}), the next run in this folder asks again"
+            then = "the next run in this folder asks again" if is_asked_again else "ask it by hand, or this again"
+            return f"; {driver.name} does not answer ({reply.text}), {then}"
         case "refused":
             return f"; {driver.name} does not do it: {reply.text}"
         case "unneeded":

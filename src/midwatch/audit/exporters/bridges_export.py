@@ -14,13 +14,14 @@ from typing import Final
 
 import msgspec
 
+from midwatch.audit.exporters.blanks import Blanks
 from midwatch.audit.exporters.bridges import Row, Tracker, TrackerRun
 from midwatch.audit.exporters.sink import SinkError
 from midwatch.audit.journal import Record, Start, decode_journal_line
 from midwatch.audit.journals import JournalFile, journal_files
 from midwatch.audit.runfile import read_run
 from midwatch.audit.tail import Lines, opened, proof_of, read_lines
-from midwatch.core import StorageError
+from midwatch.core import SYSTEM_CLOCK, Clock, StorageError
 from midwatch.storage import as_storage_error, locked_if_possible, ops, read_json, sha256_hex, write_json_atomic
 
 _log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
 class TrackerExport:
     """A run's journals to one tracker. Call ``step`` again and again, from one thread."""
 
-    def __init__(self, run_dir: Path, tracker: Tracker) -> None:
+    def __init__(self, run_dir: Path, tracker: Tracker, *, clock: Clock = SYSTEM_CLOCK) -> None:
         """Nothing is read or sent yet."""
         self._run_dir = run_dir
         self._tracker = tracker
@@ -80,6 +81,7 @@ class TrackerExport:
         """Rows up to this step of the open run are there already."""
         self._rows = self._values = self._known = 0
         self._keys: dict[str, None] = {}
+        self._blanks = Blanks(clock)
 
     def step(self) -> ExportReport:
         """Hand over what is new.
@@ -107,7 +109,7 @@ class TrackerExport:
             values=self._values,
             known=self._known,
             runs=tuple(self._keys),
-            is_caught_up=not problem,
+            is_caught_up=not problem and not self._blanks,
             problem=problem,
         )
 
@@ -153,6 +155,7 @@ class TrackerExport:
         is_last = False
         while not is_last:
             look = read_lines(fd, part.position, LOOK_BYTES)
+            look = self._blanks.arrived(file.path.name, part.position, look)
             if look.lines and part.number >= 0 and self._reopened(file, part):
                 continue
             is_last = look.is_last

@@ -16,11 +16,12 @@ from typing import Final
 
 import msgspec
 
+from midwatch.audit.exporters.blanks import Blanks
 from midwatch.audit.exporters.sink import Outgoing, Sink, SinkAwayError, SinkRefusedError
 from midwatch.audit.journal import Record, decode_journal_line
 from midwatch.audit.journals import JournalFile, journal_files
 from midwatch.audit.runfile import read_run
-from midwatch.audit.tail import Lines, opened, proof_of, read_lines
+from midwatch.audit.tail import opened, proof_of, read_lines
 from midwatch.core import SYSTEM_CLOCK, Clock, StorageError
 from midwatch.storage import as_storage_error, locked_if_possible, ops, read_json, sha256_hex, write_json_atomic
 
@@ -38,8 +39,6 @@ _HOPELESS: Final = 1000
 _STRIDE: Final = 32
 """Of those, one in so many is tried: at the edge of that time a few are lost that would have been taken."""
 _MINUTE_MS: Final = 60_000
-_BLANK_S: Final = 60.0
-"""For the content of a part of a file that reads as zeros; then it is a damaged part, and passed over."""
 
 
 class Place(msgspec.Struct):
@@ -99,8 +98,7 @@ class Pusher:
         self._run = ""
         self._state = Delivered()
         self._done: set[str] = set()
-        self._blanks: dict[str, tuple[int, int]] = {}
-        """Journals with a part that reads as zeros: where it begins, and since when (monotonic ns)."""
+        self._blanks = Blanks(clock)
         self._failures = 0
         self._not_before_ns = 0
         self._refused_in_a_row = 0
@@ -188,7 +186,7 @@ class Pusher:
         files = journal_files(self._run_dir)
         newest = files[-1].attempt if files else 0
         names = {file.path.name for file in files}
-        self._blanks = {name: blank for name, blank in self._blanks.items() if name in names}
+        self._blanks.keep(names)
         for file in files:
             if file.path.name in self._done:
                 continue
@@ -213,7 +211,7 @@ class Pusher:
             if place.proof and proof_of(fd, place.position) != place.proof:
                 # Another file now, as after a new import: all of it is news.
                 place.position = place.newest_ms = 0
-            found = self._arrived(file, place, read_lines(fd, place.position, LOOK_BYTES))
+            found = self._blanks.arrived(file.path.name, place.position, read_lines(fd, place.position, LOOK_BYTES))
             ends = _ends(place.position, found.lines, found.end)
             batch: list[tuple[Outgoing, int]] = []
             values = timeless = 0
@@ -240,23 +238,6 @@ class Pusher:
                 place.position = found.end
                 self._remember(place, fd)
             return found.is_last
-
-    def _arrived(self, file: JournalFile, place: Place, found: Lines) -> Lines:
-        """Over NFS a part may read as zeros until its writer's host has sent it: wait for that, but not for ever."""
-        begin, now_ns = place.position, self._clock.monotonic_ns()
-        for index, raw in enumerate(found.lines):
-            if b"\0" not in raw:
-                begin += len(raw) + 1
-                continue
-            at, since_ns = self._blanks.get(file.path.name, (begin, now_ns))
-            if at != begin:
-                since_ns = now_ns
-            if now_ns - since_ns > _BLANK_S * 1e9:
-                break
-            self._blanks[file.path.name] = begin, since_ns
-            return Lines(found.lines[:index], begin, is_last=True)
-        self._blanks.pop(file.path.name, None)
-        return found
 
     def _outgoing(self, file: JournalFile, line: Record, newest_ms: int) -> Outgoing:
         # Between records of one series time must go on, though the host's clock may have jumped. It may also have been

@@ -14,7 +14,7 @@ from midwatch.audit.tfrecord import FOOTER_BYTES, HEADER_BYTES, framed, is_intac
 from midwatch.core import attempt_name
 from midwatch.storage import open_regular, ops
 
-_NAME: Final = "events.out.tfevents.0000000000.midwatch"
+_NAME: Final = "events.out.tfevents.0000000000"
 """Always the same: what a process before this one wrote goes on in the same file."""
 
 Event = tuple[int, float, Mapping[str, float]]
@@ -36,7 +36,7 @@ class TensorBoardSink:
         for record in records:
             folder = self._folder / (attempt_name(record.attempt) + (f"-r{record.rank:05d}" if record.rank else ""))
             event = (record.step, record.ts_ms / 1000, record.values)
-            waiting.setdefault(event_path(folder), []).append(event)
+            waiting.setdefault(event_path(folder, "push"), []).append(event)
         for path, events in waiting.items():
             if path not in self._mended:
                 # Nobody reads what stands behind a record that a power cut has torn.
@@ -55,9 +55,9 @@ def _mended(path: Path) -> None:
         raise SinkAwayError(f"{path}: {error.strerror}") from error
 
 
-def event_path(folder: Path) -> Path:
-    """The event file of a folder."""
-    return folder / _NAME
+def event_path(folder: Path, writer: str = "midwatch") -> Path:
+    """The event file of a folder; one for each that writes, for each cuts off what is torn at the end of its own."""
+    return folder / f"{_NAME}.{writer}"
 
 
 def append_events(path: Path, events: Iterable[Event]) -> None:

@@ -25,7 +25,7 @@ for name in names[:-%(late)d]:
     importlib.import_module(name)
 import torch
 import midwatch
-from midwatch.train import attaching, run as run_module, session
+from midwatch.train import attaching, code_watch, session
 
 spent = {}
 
@@ -42,7 +42,7 @@ def timed(owner, name):
 
 timed(attaching, "EarlyLook")
 timed(session, "_keep_provenance")
-timed(run_module.Run, "_look_at_code")
+timed(code_watch.CodeWatch, "look")
 params = {f"p{number}": number / 7 for number in range(%(params)d)}
 run = attaching.attach({"run": {"dir": sys.argv[1]}, "checkpoint": {"interval": 2}}, params=params)
 model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(50)))
@@ -80,7 +80,7 @@ def main() -> int:
             for name, spent in json.loads(done.stdout.splitlines()[-1]).items():
                 for kind, value in spent.items():
                     found.setdefault(name, {}).setdefault(kind, []).append(value)
-    words = {"EarlyLook": "attach_ms", "_keep_provenance": "open_ms", "_look_at_code": "first_step_ms"}
+    words = {"EarlyLook": "attach_ms", "_keep_provenance": "open_ms", "look": "first_step_ms"}
     medians = {
         words[name]: {kind: round(statistics.median(values), 1) for kind, values in kinds.items()}
         for name, kinds in found.items()

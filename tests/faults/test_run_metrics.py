@@ -128,7 +128,15 @@ def run(tmp_path: Path) -> Iterator[MetricsRun]:
 def test_every_step_arrives_once_and_the_page_tells_the_rest(run: MetricsRun) -> None:
     launcher = run.begin("--set", "metrics.listen=0", "--set", f"metrics.index_dir={run.folder / 'indexes'}")
     run.until_points(10, attempt=2)
-    found = run.until("both ranks at a step", lambda: (p := run.page()).get('midwatch_rank_steprank="1"') and p)
+    # The agent and whoever reads the folder tell theirs a moment apart.
+    newest = ('midwatch_metricattempt="2"metric="loss"rank="0"', 'midwatch_rank_steprank="1"')
+    wanted = ("midwatch_attempt", 2), *((name, 1) for name in newest)
+
+    def told() -> dict[str, float] | None:
+        page = run.page()
+        return page if all(page.get(name, 0) >= least for name, least in wanted) else None
+
+    found = run.until("the page of attempt 2", told)
     assert (found["midwatch_ranks"], found["midwatch_ranks_up"], found["midwatch_agent_up"]) == (2, 2, 1)
     assert (found["midwatch_attempt"], found["midwatch_attempts_total"]) == (2, 2)
     assert found['midwatch_rank_progress_age_secondsrank="0"'] < 10
@@ -180,6 +188,7 @@ def test_a_run_folder_alone_is_served(run: MetricsRun) -> None:
     journal.append({"step": 7, "ts_ns": time.time_ns(), "loss": 2.5})
     journal.close()
     command = [MIDWATCH, "metrics", "serve", str(folder), "--set", f"metrics.index_dir={run.folder / 'indexes'}"]
+    text = ""
     with subprocess.Popen([*command, "--listen", "0", "--json"], stdout=subprocess.PIPE, text=True) as serving:
         assert serving.stdout is not None
         url = json.loads(serving.stdout.readline())["url"]

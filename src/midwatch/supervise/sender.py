@@ -89,7 +89,7 @@ class Sender:
         """What ranks wrote at their end, and what has waited, for a bounded time."""
         end = time.monotonic() + self._spec.push.drain_s
         while True:
-            self._pusher.hurry()
+            self._pusher.hurry(end - time.monotonic())
             report = self._turn(max(0.0, min(_BUDGET_S, end - time.monotonic())))
             if report.is_caught_up:
                 return

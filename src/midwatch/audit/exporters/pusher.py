@@ -9,6 +9,7 @@ with ``-dedup.minScrapeInterval``.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ BATCH_VALUES: Final = 2000
 LOOK_BYTES: Final = 1 << 18
 
 _TIMEOUT_S: Final = 5.0
+_SHORTEST_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
 _HOPELESS: Final = 1000
 """So many records refused in a row: these are of a time that the receiver takes nothing of."""
@@ -147,9 +149,14 @@ class Pusher:
         ops.unlink(self._path)
         self._done.clear()
 
-    def hurry(self) -> None:
-        """Ask again at the next call, also a receiver that was to be left alone for a while."""
+    def hurry(self, within_s: float = math.inf) -> None:
+        """Ask again at the next call, also a receiver that was to be left alone for a while.
+
+        Args:
+            within_s: A request that is begun from now on is given up after so long, and after a second at least.
+        """
         self._not_before_ns = 0
+        self._timeout_s = min(self._timeout_s, max(_SHORTEST_S, within_s))
 
     def close(self) -> None:
         """Release the sink."""

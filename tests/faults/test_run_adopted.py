@@ -230,7 +230,7 @@ print("from", os.environ["SLURM_PROCID"], file=sys.stderr)
 print(json.dumps(dict(os.environ)), file=open(sys.argv[1] + "/env-" + os.environ["SLURM_PROCID"], "w"))
 """
 OURS = ("MIDWATCH_", "TORCH_FR_", "TORCH_NCCL_", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER")
-TESTS = {"TEST_MARK", "MASTER_ADDR", "MASTER_PORT", "LC_CTYPE"}
+TESTS = {"TEST_MARK", "MASTER_ADDR", "MASTER_PORT", "LC_CTYPE", "OMP_NUM_THREADS"}
 
 
 def test_a_rank_has_its_launchers_stdin_and_environment_and_ends_with_its_code(run: Outside) -> None:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prerequisites import need_namespaces
@@ -14,7 +13,7 @@ from slurm_lab import ClusterRun, Lab
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
-from breaker_jobs import Job
+from breaker_jobs import Job, jobs_in
 
 STEPS = 100
 
@@ -44,15 +43,8 @@ def run(lab: Lab) -> Iterator[ClusterRun]:
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    made: list[Job] = []
-
-    def make(*args: Any, **kwargs: Any) -> Job:
-        made.append(Job(tmp_path, *args, **kwargs))
-        return made[-1]
-
-    yield make
-    for job in made:
-        job.close()
+    with jobs_in(tmp_path) as make:
+        yield make
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +242,22 @@ class Job:
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def jobs_in(folder: Path) -> Iterator[Callable[..., Job]]:
+    """Makes jobs of a test, and ends them with it."""
+    made: list[Job] = []
+
+    def make(*args: Any, **kwargs: Any) -> Job:
+        made.append(Job(folder, *args, **kwargs))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for job in made:
+            job.close()
 
 
 def _free_port() -> str:

@@ -6,10 +6,9 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from breaker_jobs import SICK, TOTAL, Job
+from breaker_jobs import SICK, TOTAL, Job, jobs_in
 
 from midwatch.audit import Desk
 from midwatch.core import SYSTEM_CLOCK
@@ -21,15 +20,8 @@ SECOND_RANK = {"rank": 1}
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    made: list[Job] = []
-
-    def make(*args: Any, **kwargs: Any) -> Job:
-        made.append(Job(tmp_path, *args, **kwargs))
-        return made[-1]
-
-    yield make
-    for job in made:
-        job.close()
+    with jobs_in(tmp_path) as make:
+        yield make
 
 
 def test_a_pause_before_the_sick_step_and_skipping_the_batches(jobs: Callable[..., Job]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from midwatch.audit.alerts import Bell
 from midwatch.cli.main import main
 from midwatch.testing import FakeClock
 
+pytestmark = pytest.mark.usefixtures("bare_folder")
+
 
 def call(*words: object) -> Result:
     return CliRunner().invoke(main, ["alerts", *(str(word) for word in words)])
@@ -24,13 +25,6 @@ def call(*words: object) -> Result:
 def answer(*words: object) -> tuple[int, Any]:
     result = call(*words, "--json")
     return result.exit_code, json.loads(result.stdout)
-
-
-@pytest.fixture(autouse=True)
-def _somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("MIDWATCH_")]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture

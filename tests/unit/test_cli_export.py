@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -21,6 +20,8 @@ from midwatch.audit.importers.rows import Notes
 from midwatch.audit.importers.tensorboard import read_tensorboard
 from midwatch.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("bare_folder")
+
 
 def call(*words: object) -> Result:
     return CliRunner().invoke(main, ["metrics", "export", *(str(word) for word in words)])
@@ -29,13 +30,6 @@ def call(*words: object) -> Result:
 def answer(*words: object) -> tuple[int, Any]:
     result = call(*words, "--json")
     return result.exit_code, json.loads(result.stdout)
-
-
-@pytest.fixture(autouse=True)
-def _somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("MIDWATCH_")]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture

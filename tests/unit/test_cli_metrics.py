@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,9 @@ def answer(*words: object) -> tuple[int, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("MIDWATCH_")]:
-        monkeypatch.delenv(name)
-    (tmp_path / "midwatch.json").write_text(json.dumps({"metrics": {"index_dir": str(tmp_path / "indexes")}}))
-    monkeypatch.setenv("MIDWATCH_CONFIG", str(tmp_path / "midwatch.json"))
+def _indexes_here(bare_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bare_folder / "midwatch.json").write_text(json.dumps({"metrics": {"index_dir": str(bare_folder / "indexes")}}))
+    monkeypatch.setenv("MIDWATCH_CONFIG", str(bare_folder / "midwatch.json"))
 
 
 @pytest.fixture

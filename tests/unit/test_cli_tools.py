@@ -21,6 +21,8 @@ from midwatch.storage import ops
 
 READING = ("ckpt", "config", "doctor", "explain", "ledger", "status")
 
+pytestmark = pytest.mark.usefixtures("bare_folder")
+
 
 def call(*words: object) -> Result:
     return CliRunner().invoke(main, [str(word) for word in words])
@@ -29,13 +31,6 @@ def call(*words: object) -> Result:
 def answer(*words: object) -> tuple[int, Any]:
     result = call(*words, "--json")
     return result.exit_code, json.loads(result.stdout)
-
-
-@pytest.fixture(autouse=True)
-def _somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("MIDWATCH_")]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture

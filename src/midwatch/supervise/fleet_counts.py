@@ -32,12 +32,9 @@ class FleetCounts:
             self._heard.clear()
         for rank in report.ranks:
             for group, counts in groupby(rank.counts, key=attrgetter("group")):
-                heard = self._heard.get(group)
-                if heard is None:
-                    heard = self._heard[group] = set()
+                heard = self._heard.setdefault(group, set())
                 heard.add(rank.rank)
-                found = self._comparer.take(
-                    rank.rank, group, ((count.step, count.count) for count in counts), len(heard)
-                )
+                pairs = [(count.step, count.count) for count in counts]
+                found = self._comparer.take(rank.rank, group, pairs, len(heard))
                 if found is not None:
                     yield found

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from midwatch.checkpoint import ControlGroup, Holding
 from midwatch.guards import Vote, vote
 from midwatch.train.inspecting_checksums import checksum
+from midwatch.train.tensors import Copied, begin_copy, local_part
 
 _log = logging.getLogger(__name__)
 _MOST_NAMED = 3
@@ -50,15 +50,12 @@ class OnTheWay:
     """Checksums of one moment, part by part, on their way to the host."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = [(part.key, [_begin_copy(one) for one in _checksums(part)]) for part in parts]
-        devices = {_local(one.parameter).device for part in parts for one in part.holdings}
-        self._copied = [_marked(device) for device in devices]
+        self._parts = [(part.key, [begin_copy(one) for one in _checksums(part)]) for part in parts]
+        self._copied = Copied(_local(one.parameter).device for part in parts for one in part.holdings)
 
     def numbers(self) -> dict[str, list[int]]:
         """By key of the part, a number for each of its tensors. Waits for what was begun, and for nothing else."""
-        for event in self._copied:
-            if event is not None:
-                event.synchronize()
+        self._copied.wait()
         return {key: [number for copy in copies for number in copy.tolist()] for key, copies in self._parts}
 
 
@@ -214,23 +211,9 @@ def _named(names: list[str]) -> str:
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return local_part(tensor)
 
 
 def _has_bytes(tensor: torch.Tensor) -> bool:
     local = _local(tensor)
     return type(local) in (torch.Tensor, torch.nn.Parameter) and local.layout == torch.strided and not local.is_meta
-
-
-def _begin_copy(value: torch.Tensor) -> torch.Tensor:
-    if not value.is_cuda:
-        return value
-    return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
-
-
-def _marked(device: torch.device) -> Any:
-    if device.type != "cuda":
-        return None
-    event: Any = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    return event

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch.distributed.tensor import DTensor
+
+from midwatch.train.tensors import local_part
 
 MOST_OF_ONE: Final = 1024
 """Elements of one tensor: a share of 1 % is then told from none."""
@@ -100,11 +101,6 @@ def batches_of(optimizer: Any, shares: Mapping[int, float]) -> list[Batch]:
         by_kind.setdefault((local.device, local.dtype), []).append(parameter)
     most = max(LEAST_OF_ONE, min(MOST_OF_ONE, MOST_OF_ALL // max(1, len(known))))
     return [Batch(some, [shares.get(id(p), 1.0) for p in some], most) for some in by_kind.values()]
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of it; call it where no gradients are recorded."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from midwatch.guards import NUMBERS, Finding
 from midwatch.train.gauges import LR_NAMES, spelled_out
+from midwatch.train.tensors import Copied, begin_copy, local_part
 
 if TYPE_CHECKING:
     from midwatch.train.agreement import Agreed
@@ -95,16 +95,15 @@ class OnTheWay:
     """Numbers of one step. Those on a GPU are copied behind its work of now; ``numbers`` waits for that alone."""
 
     def __init__(self, values: Mapping[str, Any], step: int | None = None, watch: Watch | None = None) -> None:
-        self._values = {name: _begin_copy(value) for name, value in values.items()}
+        tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+        self._values = {**values, **{name: begin_copy(value) for name, value in tensors.items()}}
         self._step = step
         self._watch = watch
-        devices = {value.device for value in values.values() if isinstance(value, torch.Tensor) and value.is_cuda}
-        self._copied = [_marked(device) for device in devices]
+        self._copied = Copied(value.device for value in tensors.values())
 
     def numbers(self) -> dict[str, float]:
         """On the host. To be called once, in the order of the steps."""
-        for event in self._copied:
-            event.synchronize()
+        self._copied.wait()
         found = {name: number for name, value in self._values.items() if (number := _number(value)) is not None}
         if self._step is not None and self._watch is not None:
             self._watch.settled(self._step, found)
@@ -113,23 +112,10 @@ class OnTheWay:
 
 def _kept(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        local = value.detach()
-        local = local.to_local() if isinstance(local, DTensor) else local
+        local = local_part(value.detach())
         # A copy: the script may go on to change it in place.
         return local.item() if local.device.type == "cpu" else local.clone()
     return value
-
-
-def _begin_copy(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or not value.is_cuda:
-        return value
-    return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
-
-
-def _marked(device: torch.device) -> Any:
-    event: Any = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    return event
 
 
 def _number(value: Any) -> float | None:

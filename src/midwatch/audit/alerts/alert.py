@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -96,6 +96,19 @@ def subject(message: Message) -> str:
     alert = message.alert
     more = f" (and {len(message.earlier)} more)" if message.earlier else ""
     return f"[midwatch] {clean(alert.name or alert.run or 'a run')}: {alert.title}{more}"
+
+
+def document(message: Message) -> dict[str, Any]:
+    """The whole message for programs; what a webhook and a command get."""
+    return {
+        "schema": 1,
+        "subject": subject(message),
+        "text": body(message),
+        "severity": message.severity,
+        "alert": message.alert,
+        "earlier": message.earlier,
+        "dropped": message.dropped,
+    }
 
 
 def body(message: Message) -> str:

@@ -68,7 +68,7 @@ class Bell:
         self._direct: queue.SimpleQueue[Ending] = queue.SimpleQueue()
         self._is_ending = threading.Event()
         self._thread: threading.Thread | None = None
-        self._is_new = self._is_forgetful = is_new
+        self._is_forgetful = is_new
         self._began_ns = clock.wall_ns()
         self._is_ill = False
         self._is_left = False
@@ -190,8 +190,8 @@ class Bell:
             if line.ts_ns >= self._began_ns:
                 self._forget(rules)
             alerts += rules.read(line)
-        self._forget(rules)
-        self._is_forgetful = self._is_forgetful or (is_first and self._is_new)
+        # What a process before this one wrote may come to light later still.
+        self._forget(rules, again=is_first)
         now_ns = self._clock.wall_ns()
         alerts += rules.look(now_ns)
         while not self._direct.empty():
@@ -200,11 +200,11 @@ class Bell:
                 alerts.append(rules.ended(ident, sentence, error, now_ns, **where))
         return self._delivery.take(state, alerts) or is_first or before != state.places
 
-    def _forget(self, rules: Rules) -> None:
+    def _forget(self, rules: Rules, *, again: bool = False) -> None:
         """Behind what a process before this one left unread: that it trained says nothing of now."""
         if self._is_forgetful:
             rules.rest()
-            self._is_forgetful = False
+            self._is_forgetful = again
 
     def _run(self) -> Run:
         if not self._id and (info := read_run(self._run_dir)) is not None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from midwatch.audit.alerts.alert import Message, body, subject
+from midwatch.audit.alerts.alert import Message, body, document, subject
 from midwatch.audit.alerts.target import TargetAwayError
 from midwatch.config import read_secret
 from midwatch.core import UNREADABLE, ConfigError, printable
@@ -42,16 +42,7 @@ class Command:
         return os.path.basename(self._argv[0])  # noqa: PTH119 - a word, not a place
 
     def send(self, message: Message, timeout_s: float) -> str:
-        document = {
-            "schema": 1,
-            "subject": subject(message),
-            "text": body(message),
-            "severity": message.severity,
-            "alert": message.alert,
-            "earlier": message.earlier,
-            "dropped": message.dropped,
-        }
-        exit_code, out = _run(list(self._argv), msgspec.json.encode(document), timeout_s)
+        exit_code, out = _run(list(self._argv), msgspec.json.encode(document(message)), timeout_s)
         if exit_code != 0:
             raise TargetAwayError(f"exit code {exit_code} {_shown(out)}".strip())
         return f"exit code 0 {_shown(out)}".strip()

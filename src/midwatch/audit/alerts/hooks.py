@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from midwatch.audit.alerts.alert import Alert, Message, body, subject
+from midwatch.audit.alerts.alert import Alert, Message, body, document, subject
 from midwatch.audit.alerts.post import address_of, host_of, post_json
 from midwatch.config import read_secret
 from midwatch.core import ConfigError, printable
@@ -53,15 +53,7 @@ class Webhook(_Hook):
     _table = "webhook"
 
     def _document(self, message: Message) -> dict[str, Any]:
-        return {
-            "schema": 1,
-            "subject": subject(message),
-            "text": body(message),
-            "severity": message.severity,
-            "alert": message.alert,
-            "earlier": message.earlier,
-            "dropped": message.dropped,
-        }
+        return document(message)
 
 
 class Slack(_Hook):

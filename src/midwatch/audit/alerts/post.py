@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from midwatch.audit.alerts.target import TargetAwayError, TargetRefusedError
+from midwatch.audit.retry_after import retry_after_s
 from midwatch.core import ConfigError, printable
 
 _ANSWER_BYTES: Final = 2000
@@ -62,7 +63,7 @@ def post_json(address: str, document: Any, timeout_s: float) -> str:
             text = _shown(f"{error.code}", _body(error), address)
             if error.code in _REFUSED:
                 raise TargetRefusedError(f"it answered {text}") from None
-            raise TargetAwayError(f"it answered {text}", _seconds(error.headers.get("Retry-After", ""))) from None
+            raise TargetAwayError(f"it answered {text}", retry_after_s(error.headers)) from None
     except urllib.error.URLError as error:
         raise TargetAwayError(_reason(error.reason, address)) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -99,8 +100,3 @@ def _shown(status: str, data: bytes, address: str) -> str:
 def _reason(error: object, address: str) -> str:
     text = printable(error).replace(address, "(address)") if str(error) else type(error).__name__
     return f"{host_of(address)}: {text}"
-
-
-def _seconds(text: str) -> float:
-    """Retry-After in seconds; its other form, a date, is not worth the trouble."""
-    return float(text) if text.isdecimal() and len(text) < 10 else 0.0

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from midwatch.audit.exporters.bridges import Row, TrackerRun
-from midwatch.audit.exporters.sink import SinkAwayError
 from midwatch.audit.exporters.tensorboard import append_events, event_path, mend_events
 
 
@@ -21,10 +20,7 @@ class TensorBoardTracker:
     def open(self, run: TrackerRun) -> int | None:
         """See ``Tracker``. The file itself tells; a torn end is cut off, for nobody reads what stands behind one."""
         self._path = event_path(self._folder / run.place)
-        try:
-            return mend_events(self._path)
-        except OSError as error:
-            raise SinkAwayError(f"{self._path}: {error.strerror}") from error
+        return mend_events(self._path)
 
     def write(self, rows: Sequence[Row]) -> None:
         """See ``Tracker``. Durability: survives a kill; power loss costs some seconds."""

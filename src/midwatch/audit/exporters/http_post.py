@@ -11,11 +11,11 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from midwatch.audit.exporters.sink import SinkAwayError, SinkRefusedError
+from midwatch.audit.retry_after import retry_after_s
 from midwatch.core import ConfigError, printable
 from midwatch.storage import read_regular
 
 _ANSWER_BYTES: Final = 2000
-_LONGEST_WAIT_S: Final = 300.0
 _REFUSED: Final = frozenset((400, 409, 413, 422))
 """Answers about these very records. All others speak of the receiver, its address or a token, which somebody will put
 right: nothing should be lost until then."""
@@ -55,14 +55,14 @@ class HttpPost:
         Raises:
             SinkRefusedError: The receiver does not want what is in it. SinkAwayError: Nobody knows whether it arrived.
         """
-        status, answer, retry_after_s = self._post(body, {**headers, **self._credentials()}, timeout_s)
+        status, answer, wish_s = self._post(body, {**headers, **self._credentials()}, timeout_s)
         if 200 <= status < 300:
             return answer
         reason = printable(answer.decode("utf-8", "replace").strip()) or http.client.responses.get(status, "")
         message = f"{self.name} answered {status}: {reason}"
         if status in _REFUSED:
             raise SinkRefusedError(message)
-        raise SinkAwayError(message, retry_after_s)
+        raise SinkAwayError(message, wish_s)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -91,7 +91,7 @@ class HttpPost:
         if answer.will_close or not answer.isclosed():
             # What an answer says beyond its first words nobody reads, however long it is.
             self.close()
-        return answer.status, start, _seconds(answer.headers.get("Retry-After", ""))
+        return answer.status, start, retry_after_s(answer.headers)
 
     def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
         if self._connection is None:
@@ -120,11 +120,6 @@ class HttpPost:
             word = base64.b64encode(f"{self._user[0]}:{self._user[1]}".encode()).decode()
             return {"Authorization": f"Basic {word}"}
         return {}
-
-
-def _seconds(text: str) -> float:
-    """Retry-After in seconds; its other form, a date, is not worth the trouble."""
-    return min(float(text), _LONGEST_WAIT_S) if text.isdecimal() else 0.0
 
 
 def _bad_url(url: str) -> ConfigError:

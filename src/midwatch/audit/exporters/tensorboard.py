@@ -22,7 +22,7 @@ Event = tuple[int, float, Mapping[str, float]]
 
 
 class TensorBoardSink:
-    """Writes ``FOLDER/a0003/events.out.tfevents....midwatch``; ``tensorboard --logdir FOLDER`` shows the attempts."""
+    """Writes ``FOLDER/a0003/events.out.tfevents....push``; ``tensorboard --logdir FOLDER`` shows the attempts."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -40,19 +40,12 @@ class TensorBoardSink:
         for path, events in waiting.items():
             if path not in self._mended:
                 # Nobody reads what stands behind a record that a power cut has torn.
-                _mended(path)
+                mend_events(path)
                 self._mended.add(path)
             append_events(path, events)
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _mended(path: Path) -> None:
-    try:
-        mend_events(path)
-    except OSError as error:
-        raise SinkAwayError(f"{path}: {error.strerror}") from error
 
 
 def event_path(folder: Path, writer: str = "midwatch") -> Path:
@@ -86,10 +79,15 @@ def mend_events(path: Path) -> int:
     """The newest step of a file, -1 for none; what is torn at its end is cut off.
 
     Raises:
-        OSError: It cannot be read, or not cut.
+        SinkAwayError: It cannot be read, or not cut.
     """
-    if not path.exists():
-        return -1
+    try:
+        return _mended(path) if path.exists() else -1
+    except OSError as error:
+        raise SinkAwayError(f"{path}: {error.strerror}") from error
+
+
+def _mended(path: Path) -> int:
     newest = before = -1
     begin = end = 0
     record = footer = b""

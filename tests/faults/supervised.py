@@ -87,7 +87,10 @@ def inject():
 for step in range(done + 1, steps):
     if pulse:
         pulse.beat(step)
-        if pulse.flags() & Flag.STOP:
+        # Ranks hear of it at different moments, and leave after the same step, as those with the five lines do.
+        if pulse.flags() & Flag.STOP and not read(f"stop-at-a{attempt}", 0):
+            mark(f"stop-at-a{attempt}", step + 2)
+        if 0 < read(f"stop-at-a{attempt}", 0) <= step:
             mark(f"saved-r{rank}", step)
             sys.exit(0)
     if step == 12 and rank == world - 1 and (attempt == 1 or fault == "determ"):

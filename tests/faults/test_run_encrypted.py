@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import signal
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -59,7 +60,7 @@ def run(tmp_path: Path) -> Iterator[Supervised]:
 def test_an_encrypted_run_restarts_and_answers(run: Supervised, tmp_path: Path) -> None:
     secure = make_certificate(tmp_path, "one")
     options = ("--set", f"secure.tls_cert={secure.tls_cert}", "--set", f"secure.tls_key={secure.tls_key}")
-    launcher = run.start("kill9", *options, steps=160)
+    launcher = run.start("kill9", *options, steps=100_000)
     run.until_training(attempt=2)
     endpoint = json.loads((run.run_dir / "supervisor" / "coordinator.json").read_text())
     assert "BEGIN CERTIFICATE" in endpoint["certificate"]
@@ -74,7 +75,8 @@ def test_an_encrypted_run_restarts_and_answers(run: Supervised, tmp_path: Path) 
         [MIDWATCH, "status", str(run.run_dir), "--json"], capture_output=True, text=True, timeout=30, check=False
     )
     assert json.loads(done.stdout)["live"], done.stdout
-    assert run.wait(launcher) == 0, run.story()
+    launcher.send_signal(signal.SIGTERM)
+    assert run.wait(launcher) == 75, run.story()
     run.assert_nothing_left()
 
 

@@ -213,7 +213,10 @@ class Supervised:
         """What there is to read when a test fails."""
         logs = [*sorted(self.folder.glob("launcher-*.log")), *sorted((self.run_dir / "supervisor").glob("*.log"))]
         texts = [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in logs]
-        return "\n".join([*texts, *(f"{line['event']} {line['data']}" for line in self.ledger()), str(self.pids())])
+        lines = self.ledger()
+        began_ns = lines[0]["ts_ns"] if lines else 0
+        told = (f"{(line['ts_ns'] - began_ns) / 1e9:7.3f} {line['event']} {line['data']}" for line in lines)
+        return "\n".join([*texts, *told, str(self.pids())])
 
     def close(self) -> None:
         """End whatever a failed test left: first the launchers, so that their guardians clean up, then the rest."""

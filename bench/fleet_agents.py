@@ -141,20 +141,23 @@ class FakeAgent:
         if hello.session != self._known:
             # Another coordinator process: it has heard nothing from us, and counts its orders from one.
             self._known, self._facts, self._last_order = hello.session, [], 0
+            self._ranks.heard(-1)
             if self._running:
                 self._tell_start(self._running)
         self._session, self.joined_at = hello.session, time.monotonic()
 
     async def _report(self) -> None:
         self._news.clear()
-        sent_ns = time.monotonic_ns()
+        sent_ns, ranks = time.monotonic_ns(), self._ranks
+        step = ranks.step
         report = Report(
             node=self.name,
             mono_ns=sent_ns,
             attempt=self._running,
             port=29500,
             facts=tuple(self._facts),
-            ranks=self._ranks.encoded(),  # type: ignore[arg-type]
+            ranks=ranks.encoded(),  # type: ignore[arg-type]
+            counts=ranks.counts(step),  # type: ignore[arg-type]
             seen_order=self._last_order,
             clock=self._clock.reading(sent_ns),
         )
@@ -163,6 +166,7 @@ class FakeAgent:
         )
         self.latencies.append(self._report_line.took_s)
         receipt = _RECEIPT.decode(answer)
+        ranks.heard(step)
         self._clock.note(
             sent_ns=sent_ns, heard_ns=receipt.heard_ns, told_ns=receipt.told_ns, back_ns=time.monotonic_ns()
         )

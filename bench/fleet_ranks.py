@@ -11,9 +11,9 @@ from functools import lru_cache
 
 import msgspec
 
-from midwatch.faults.types import CollectiveCount, Frame, RankEvidence
-from midwatch.supervise.desync import Milestones
-from midwatch.supervise.wire import RankStatus
+from midwatch.faults.types import Frame, RankEvidence
+from midwatch.supervise.milestones import Milestones
+from midwatch.supervise.wire import RankStatus, ToldCounts
 
 STEP_S = 1.0
 CALLS = 12
@@ -21,17 +21,18 @@ CALLS = 12
 _WINDOW_S = 5.0
 _STACK = tuple(Frame(f"layer_{n}", "/home/user/project/model/transformer.py", 100 + n) for n in range(8))
 _TAIL = tuple(f"2026-11-30 12:00:0{n} step {n} loss 2.31 grad norm 0.71 tokens/s 41000" for n in range(5))
-_GROUP, _RANK = b"@group@", 987_654_321
+_RANK = 987_654_321
 
 
-@lru_cache(maxsize=8)
-def _counts(step: int) -> bytes:
-    """The counts of one group at this step, as an agent tells them."""
+@lru_cache(maxsize=64)
+def _counts(step: int, upto: int) -> bytes:
+    """What an agent at this step tells of one group, of which it was heard up to another."""
     milestones = Milestones()
-    milestones.note(0, "@group@", [(step // stride * stride, step // stride * stride * CALLS) for stride in STRIDES])
-    newest = [(s, s * CALLS) for s in range(max(0, step - 7), step + 1)]
-    told: tuple[CollectiveCount, ...] = milestones.of(0, "@group@", newest)
-    return msgspec.json.encode(told)[1:-1]
+    marks = sorted({step // stride * stride for stride in STRIDES})
+    newest = range(max(0, step - 7), step + 1)
+    milestones.note(0, "", [(s, s * CALLS) for s in sorted({*marks, *newest})])
+    milestones.heard([ToldCounts("", 0, ((upto, 0),))])
+    return msgspec.json.encode([told.counts for told in milestones.news()])[1:-1]
 
 
 STRIDES = (16, 256, 4096)
@@ -62,10 +63,10 @@ class Ranks:
     def __init__(self, node: str, ranks: tuple[int, ...], began: float) -> None:
         self.ranks = ranks
         self._began = began
+        self._upto = -1
         # The default group and the node's own one are told by the first rank, for all its neighbours.
-        world, inner = b"c0ffee00c0ffee00", node.encode()
-        outer = [b"data%012d" % place for place in range(len(ranks))]
-        self._groups = [(world, inner, outer[0]), *((digest,) for digest in outer[1:])] if ranks else []
+        groups = [("c0ffee00c0ffee00", 0), (node, 0), *((f"data{place:012d}", place) for place in range(len(ranks)))]
+        self._heads = [b'["%s",%d,' % (group.encode(), ranks[place]) for group, place in groups] if ranks else []
 
     @property
     def step(self) -> int:
@@ -73,14 +74,20 @@ class Ranks:
 
     def encoded(self) -> msgspec.Raw:
         """The ``ranks`` of a report."""
-        step, window = self.step, int(time.monotonic() / _WINDOW_S)
-        status, counts, rank = _status(step, window), _counts(step), str(_RANK).encode()
-        parts: list[bytes] = []
-        for number, groups in zip(self.ranks, self._groups, strict=True):
-            told = b",".join([counts.replace(_GROUP, digest) for digest in groups])
-            head = status.replace(rank, b"%d" % number, 1)
-            parts.append(head.replace(b'"counts":[]', b'"counts":[' + told + b"]"))
+        status, rank = _status(self.step, int(time.monotonic() / _WINDOW_S)), str(_RANK).encode()
+        parts = [status.replace(rank, b"%d" % number, 1) for number in self.ranks]
         return msgspec.Raw(b"[" + b",".join(parts) + b"]")
+
+    def counts(self, step: int) -> msgspec.Raw:
+        """The ``counts`` of a report."""
+        told = _counts(step, self._upto)
+        if not told:
+            return msgspec.Raw(b"[]")
+        return msgspec.Raw(b"[" + b",".join([head + told + b"]" for head in self._heads]) + b"]")
+
+    def heard(self, step: int) -> None:
+        """A report with the counts at this step has arrived."""
+        self._upto = step
 
     def evidence(self, node: str, *, is_quick: bool) -> tuple[RankEvidence, ...]:
         """What an agent gathers of ranks that train."""

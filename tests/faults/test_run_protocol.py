@@ -70,7 +70,7 @@ class World:
 @asynccontextmanager
 async def world(session: str = "s1", mind: Mind | None = None) -> AsyncIterator[World]:
     made = World(session, Members(1, "c", "b"), mind or Mind())
-    runner = web.AppRunner(made.door.app, access_log=None, shutdown_timeout=0.05)
+    runner = web.ServerRunner(made.door.server(), shutdown_timeout=0.05)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from midwatch.supervise.desync import LEARN_STEPS, CountComparer, Milestones
+from midwatch.supervise.desync import LEARN_STEPS, CountComparer
+from midwatch.supervise.milestones import Milestones
 from midwatch.supervise.wire import Differ
 
 
@@ -84,8 +85,9 @@ def test_nodes_that_report_at_different_moments_meet_whatever_a_step_takes(step_
                 marks = [(s, s - (node == 1 and s > skipped_at)) for s in range(newest // 16 * 16, 0, -16)][:2]
                 notes[node].note(node, "g", sorted({*marks, *counts}))
             if (now_ms - node * phase_ms) % 1000 == 0:
-                for count in notes[node].of(node, "g", counts):
-                    found = found or comparer.take(node, "g", [(count.step, count.count)], 2)
+                for told in notes[node].news():
+                    found = found or comparer.take(told.rank, told.group, told.counts, 2)
+                notes[node].heard(notes[node].news())
     assert found is not None
     assert found.step > skipped_at
     assert (found.step - skipped_at) * step_ms <= 40_000

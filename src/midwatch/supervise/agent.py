@@ -194,7 +194,7 @@ class Agent:
         if hello.session != self._session:
             # Another coordinator process: it counts its orders from one and has heard nothing from us.
             self._session, self._last_order = hello.session, 0
-            self._outbox.start_over(self._hands.facts_to_repeat())
+            self._outbox.start_over(self._hands.start_over())
             self._clock.forget()
         self._joined.set()
         self._console.send("joined", node=welcome.node, agent=self._id)
@@ -209,6 +209,7 @@ class Agent:
             port=self._hands.port.number,
             facts=facts,
             ranks=ranks,
+            counts=self._hands.counts(),
             seen_order=self._last_order,
             clock=self._clock.reading(sent_ns),
         )
@@ -217,6 +218,7 @@ class Agent:
         self._heard, self._trouble = back_ns / 1e9, None
         self._clock.note(sent_ns=sent_ns, heard_ns=receipt.heard_ns, told_ns=receipt.told_ns, back_ns=back_ns)
         self._outbox.acknowledge(receipt.upto)
+        self._hands.counts_heard(report.attempt, report.counts)
         if self._hands.is_done and self._outbox.is_empty:
             # Another launcher waits for this rank alone.
             self._console.send("done")

@@ -8,11 +8,10 @@ seldom used is soon waited for.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from midwatch.faults import CollectiveCount
 from midwatch.pulse import MARK_EVERY
 from midwatch.supervise.wire import Differ
 
@@ -27,11 +26,6 @@ _FRESH_STARTS: Final = 3
 """So often the differences may settle anew in the first steps; then the group is not in lockstep by nature."""
 _STEPS_KEPT: Final = 64
 """Of a group: ranks that report later than this are compared at a later step."""
-_STRIDES: Final = (MARK_EVERY, MARK_EVERY**2, MARK_EVERY**3)
-"""Nodes report once a second or less often, each at its own moment: whatever a step takes, from a millisecond to
-minutes, the newest multiple of one of these is still the newest when the slowest of them reports."""
-_NEWEST: Final = 3
-"""Steps that are told besides: long ones meet there at once."""
 
 
 class CountComparer:
@@ -80,7 +74,7 @@ class CountComparer:
 
 class _Group:
     def __init__(self, *, is_trusted: bool) -> None:
-        self._steps: OrderedDict[int, dict[int, int]] = OrderedDict()
+        self._steps: dict[int, dict[int, int]] = {}
         self.newest = -1
         """The last step that was compared."""
         self.sound_step = 0
@@ -115,7 +109,8 @@ class _Group:
         at = self._steps.setdefault(step, {})
         at[rank] = count
         if len(self._steps) > _STEPS_KEPT:
-            self._steps.popitem(last=False)
+            # Where many nodes report short steps hardly two name the same one: they meet at the milestones.
+            del self._steps[next((kept for kept in self._steps if kept % MARK_EVERY), next(iter(self._steps)))]
         if len(at) < members:
             return None
         gap, self.newest = step - self.newest, step
@@ -156,26 +151,3 @@ class _Group:
         before, self._counts = self._counts, at
         if set(before) == set(at):
             self._uses.append(min(at[rank] - before[rank] for rank in at) >= gap)
-
-
-class Milestones:
-    """What a node tells of its counts, to be compared with other nodes': a few of each group's, and those once.
-
-    The ranks of one node are compared by its agent, so that one rank's numbers stand for all members here.
-    """
-
-    def __init__(self) -> None:
-        self._newest: dict[tuple[int, str], dict[int, tuple[int, int]]] = {}
-
-    def note(self, rank: int, group: str, counts: Iterable[tuple[int, int]]) -> None:
-        """What was read now; (step, count) by step."""
-        kept = self._newest.setdefault((rank, group), {})
-        for step, count in counts:
-            for stride in _STRIDES:
-                if step % stride == 0:
-                    kept[stride] = (step, count)
-
-    def of(self, rank: int, group: str, counts: Iterable[tuple[int, int]]) -> tuple[CollectiveCount, ...]:
-        """The milestones, then the newest steps; ``counts`` is what was read now."""
-        picked = {*self._newest.get((rank, group), {}).values(), *sorted(counts)[-_NEWEST:]}
-        return tuple(CollectiveCount(group, step, count) for step, count in sorted(picked))

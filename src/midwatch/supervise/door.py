@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
@@ -13,7 +14,7 @@ from midwatch.supervise.members import NotYet
 from midwatch.supervise.protocol import Envelope, ReplayGuard, Signer, read_envelope
 from midwatch.supervise.wire import Hello, Refusal
 
-Handler = Callable[[Envelope, web.Request, bytes], Awaitable[msgspec.Struct]]
+Handler = Callable[[Envelope, web.BaseRequest, bytes], Awaitable[msgspec.Struct]]
 
 _BODY_BYTES: Final = 64 * 2**20
 """A report with the evidence of many ranks; more than this is not one of ours."""
@@ -38,16 +39,26 @@ class Door:
         self._session = session
         self._run = run
         self._attempt = attempt
-        self.app = web.Application(client_max_size=_BODY_BYTES)
+        self._handlers: dict[tuple[str, str], Handler] = {}
         self.add("POST", "/v1/hello", self._hello)
 
     def add(self, method: str, path: str, handler: Handler) -> None:
-        async def serve(request: web.Request) -> web.Response:
-            return await self._serve(request, handler)
+        self._handlers[method, path] = handler
 
-        self.app.router.add_route(method, path, serve)
+    def server(self) -> web.Server:
+        """Needs the running loop. Of aiohttp's lower level: an application's routing costs noticeably with a fleet."""
+        loop = asyncio.get_running_loop()
 
-    async def _serve(self, request: web.Request, handler: Handler) -> web.Response:
+        def bounded(*request: Any) -> web.BaseRequest:
+            return web.BaseRequest(*request, loop=loop, client_max_size=_BODY_BYTES)
+
+        # Whoever hangs up is noticed at once.
+        return web.Server(self._serve, request_factory=bounded, handler_cancellation=True, access_log=None)
+
+    async def _serve(self, request: web.BaseRequest) -> web.Response:
+        handler = self._handlers.get((request.method, request.path))
+        if handler is None:
+            return web.Response(status=404)
         if request.transport is None:
             # It has hung up: whoever was waited for too long has others behind it that still wait.
             return web.Response(status=400)
@@ -73,7 +84,7 @@ class Door:
             answer, status = Refusal(error=error.code, message=error.message, is_final=is_final), 409
         return self._answer(request, asked, msgspec.json.encode(answer), status)
 
-    async def _read(self, request: web.Request, asked: Envelope) -> bytes:
+    async def _read(self, request: web.BaseRequest, asked: Envelope) -> bytes:
         size = request.content_length
         if asked.session != self._session and request.can_read_body and (size is None or size > _STRANGER_BYTES):
             raise ProtocolError("PR101", "a long message from outside this session is not read")
@@ -87,7 +98,7 @@ class Door:
             raise ProtocolError("PR102", "a message to an earlier coordinator process came to this one")
         self._guard.admit(asked)
 
-    def _answer(self, request: web.Request, asked: Envelope, body: bytes, status: int) -> web.Response:
+    def _answer(self, request: web.BaseRequest, asked: Envelope, body: bytes, status: int) -> web.Response:
         envelope = Envelope(
             session=self._session,
             attempt=self._attempt(),
@@ -97,5 +108,5 @@ class Door:
         signed = self._signer.sign("answer", request.path_qs, envelope, body)
         return web.Response(body=body, status=status, headers=signed.headers(), content_type="application/json")
 
-    async def _hello(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
+    async def _hello(self, envelope: Envelope, request: web.BaseRequest, body: bytes) -> msgspec.Struct:
         return Hello(session=self._session, run=self._run, attempt=self._attempt())

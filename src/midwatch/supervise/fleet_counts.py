@@ -6,8 +6,6 @@ Each agent compares the ranks of its own node at once; here one of them speaks f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
-from operator import attrgetter
 
 from midwatch.supervise.desync import CountComparer
 from midwatch.supervise.wire import Differ, Report
@@ -30,11 +28,9 @@ class FleetCounts:
             self._attempt = report.attempt
             self._comparer = CountComparer(report.attempt, self._lockstep)
             self._heard.clear()
-        for rank in report.ranks:
-            for group, counts in groupby(rank.counts, key=attrgetter("group")):
-                heard = self._heard.setdefault(group, set())
-                heard.add(rank.rank)
-                pairs = [(count.step, count.count) for count in counts]
-                found = self._comparer.take(rank.rank, group, pairs, len(heard))
-                if found is not None:
-                    yield found
+        for told in report.counts:
+            heard = self._heard.setdefault(told.group, set())
+            heard.add(told.rank)
+            found = self._comparer.take(told.rank, told.group, told.counts, len(heard))
+            if found is not None:
+                yield found

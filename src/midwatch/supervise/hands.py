@@ -46,6 +46,7 @@ from midwatch.supervise.wire import (
     Started,
     StartRanks,
     StopLocal,
+    ToldCounts,
 )
 
 _NOT_STARTED: Final = 71
@@ -144,9 +145,19 @@ class Hands:
     def statuses(self) -> tuple[RankStatus, ...]:
         return self._attempt.statuses() if self._attempt else ()
 
-    def facts_to_repeat(self) -> Iterable[Fact]:
+    def counts(self) -> tuple[ToldCounts, ...]:
+        return self._attempt.news_of_counts() if self._attempt else ()
+
+    def counts_heard(self, attempt: int, told: tuple[ToldCounts, ...]) -> None:
+        """A report of this attempt has arrived; meanwhile another one may run here."""
+        if self._attempt is not None and self._attempt.number == attempt:
+            self._attempt.milestones.heard(told)
+
+    def start_over(self) -> Iterable[Fact]:
+        """A coordinator that remembers nothing is there; returns what it must be told again."""
         if self._attempt is None:
             return []
+        self._attempt.milestones.start_over()
         return [Started(attempt=self._attempt.number), *self._attempt.facts()]
 
     async def carry_out(self, order: Order, over: asyncio.Event) -> None:

@@ -58,11 +58,10 @@ def write_view(path: Path, view: NodeView) -> None:
     Raises:
         OSError: The memory is full.
     """
-    slim = msgspec.structs.replace(view, ranks=tuple(msgspec.structs.replace(rank, counts=()) for rank in view.ranks))
     part = path.with_name(f"{path.name}.part")
     fd = os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(fd, "wb") as file:
-        file.write(msgspec.json.encode(slim))
+        file.write(msgspec.json.encode(view))
     part.rename(path)
 
 

@@ -84,7 +84,7 @@ class Signer:
         # JSON of a list keeps the parts apart, so that no two messages have the same bytes to sign.
         digest = hashlib.sha256(body).hexdigest()
         parts = (direction, path, envelope.session, envelope.attempt, envelope.sender, envelope.nonce, digest)
-        return hmac.new(self._token, msgspec.json.encode(parts), hashlib.sha256).hexdigest()
+        return hmac.digest(self._token, msgspec.json.encode(parts), "sha256").hex()
 
 
 class ReplayGuard:

@@ -16,11 +16,12 @@ from midwatch.core import StorageError, SuperviseError
 from midwatch.faults import CollectiveCount
 from midwatch.pulse import Flag, PulseReader, Slot, SlotFile
 from midwatch.supervise.activity import Activity, activity
-from midwatch.supervise.desync import CountComparer, Milestones
+from midwatch.supervise.desync import CountComparer
 from midwatch.supervise.flight import files_of
 from midwatch.supervise.kernel import OomCount
 from midwatch.supervise.lessons import Lessons
 from midwatch.supervise.logcap import LogCap
+from midwatch.supervise.milestones import Milestones
 from midwatch.supervise.procs import SHM, read_stat, sweep_shm
 from midwatch.supervise.rank_proc import RankProc
 from midwatch.supervise.sample import RankView
@@ -28,7 +29,7 @@ from midwatch.supervise.spawn import NodeSetup, log_paths, open_output, rank_env
 from midwatch.supervise.waiting import ExitWatch
 from midwatch.supervise.warm import Parked
 from midwatch.supervise.watch import RankWatch
-from midwatch.supervise.wire import Exited, Fact, RankStatus, StartRanks, Suspected, Warned
+from midwatch.supervise.wire import Exited, Fact, RankStatus, StartRanks, Suspected, ToldCounts, Warned
 from midwatch.supervise.zero_code import Look, StandstillWatch, main_thread_ns
 
 _NOT_STARTED: Final = 127
@@ -66,7 +67,7 @@ class LocalAttempt:
         self._lessons = lessons
         self._is_recalled = False
         self._comparer = CountComparer(start.attempt, lessons.lockstep) if config.detect.collectives else None
-        self._milestones = Milestones()
+        self.milestones = Milestones()
         self.logs = LogCap(setup.log_limit_mb)
         self._oom = OomCount()
         run_dir = Path(setup.run_dir)
@@ -198,7 +199,7 @@ class LocalAttempt:
         members = Counter(group.digest for groups in found.values() for group in groups)
         for rank, groups in found.items():
             for group in groups:
-                self._milestones.note(rank, group.digest, group.counts)
+                self.milestones.note(rank, group.digest, group.counts)
                 # With one member here there is nothing to compare: the coordinator does, across nodes.
                 if (count := members[group.digest]) > 1:
                     differ = self._comparer.take(rank, group.digest, group.counts, count)
@@ -267,21 +268,11 @@ class LocalAttempt:
 
     def statuses(self) -> tuple[RankStatus, ...]:
         now_ns = time.monotonic_ns()
-        news = self._news()
-        return tuple(_status(proc, self.slot(proc), now_ns, news.get(proc.rank, ())) for proc in self.ranks)
+        return tuple(_status(proc, self.slot(proc), now_ns) for proc in self.ranks)
 
-    def _news(self) -> dict[int, tuple[CollectiveCount, ...]]:
-        """For the comparison across nodes, by rank; each group once, for this node's members are compared here."""
-        if self._comparer is None or self._reader is None or len(self.ranks) == self.start.world_size:
-            return {}
-        told: set[str] = set()
-        news: dict[int, tuple[CollectiveCount, ...]] = {}
-        for proc in self.ranks:
-            groups = [group for group in self._reader.counts(proc.local_rank) if group.digest not in told]
-            told.update(group.digest for group in groups)
-            mine = (self._milestones.of(proc.rank, group.digest, group.counts) for group in groups)
-            news[proc.rank] = tuple(count for counts in mine for count in counts)
-        return news
+    def news_of_counts(self) -> tuple[ToldCounts, ...]:
+        """For the comparison across nodes."""
+        return () if len(self.ranks) == self.start.world_size else self.milestones.news()
 
     def facts(self) -> list[Fact]:
         """Everything a coordinator that remembers nothing must be told again."""
@@ -341,7 +332,7 @@ class LocalAttempt:
         )
 
 
-def _status(proc: RankProc, slot: Slot, now_ns: int, counts: tuple[CollectiveCount, ...]) -> RankStatus:
+def _status(proc: RankProc, slot: Slot, now_ns: int) -> RankStatus:
     part = proc.own_time.part
     return RankStatus(
         rank=proc.rank,
@@ -354,7 +345,6 @@ def _status(proc: RankProc, slot: Slot, now_ns: int, counts: tuple[CollectiveCou
         verified_step=slot.verified_step,
         is_attached=slot.is_attached,
         exit_code=proc.exited.exit_code if proc.exited else None,
-        counts=counts,
         own_s=round(part.own_s, 6) if part else None,
         step_s=round(part.step_s, 6) if part else None,
     )

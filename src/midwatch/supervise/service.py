@@ -102,7 +102,7 @@ class Service:
         door.add("GET", "/v1/status", self._status)
         door.add("POST", "/v1/ask", self._ask)
 
-    async def _join(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
+    async def _join(self, envelope: Envelope, request: web.BaseRequest, body: bytes) -> msgspec.Struct:
         join = _JOIN.decode(body)
         if self._mind.over.is_set() and self._members.get(join.agent) is None:
             # It means the next run in this folder, and came while this one ends.
@@ -134,7 +134,7 @@ class Service:
         cause = f"{member.name}#known"
         return [IsolateRequested(cause=cause, now_ns=now_ns, node=member.host, reason=why_out, by="record"), joined]
 
-    async def _report(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
+    async def _report(self, envelope: Envelope, request: web.BaseRequest, body: bytes) -> msgspec.Struct:
         report = _REPORT.decode(body)
         member, now_ns = self._member(envelope), self._now_ns()
         member.heard_ns = self._listened_ns()
@@ -180,7 +180,7 @@ class Service:
         elif isinstance(numbered.fact, Probed) and self._mind.probing is not None:
             self._mind.probing.take(member.name, numbered.fact)
 
-    async def _commands(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
+    async def _commands(self, envelope: Envelope, request: web.BaseRequest, body: bytes) -> msgspec.Struct:
         member = self._member(envelope)
         member.heard_ns = self._listened_ns()
         after = request.query.get("after", "")
@@ -196,7 +196,7 @@ class Service:
             member.polls -= 1
         return Orders(orders=orders)
 
-    async def _ask(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
+    async def _ask(self, envelope: Envelope, request: web.BaseRequest, body: bytes) -> msgspec.Struct:
         asked, now_ns = msgspec.json.decode(body, type=PersonAsks), self._now_ns()
         cause, reason = f"person#{envelope.nonce}", asked.reason
         node = self._node_meant(asked.node) if asked.wish in ("isolate", "release") else ""
@@ -222,7 +222,7 @@ class Service:
             raise SuperviseError("SV115", f"the run has no node {word!r}")
         return name or word
 
-    async def _status(self, envelope: Envelope, request: web.Request, body: bytes) -> msgspec.Struct:
+    async def _status(self, envelope: Envelope, request: web.BaseRequest, body: bytes) -> msgspec.Struct:
         return StatusAnswer(status=self._mind.status())
 
     def _member(self, envelope: Envelope) -> Member:

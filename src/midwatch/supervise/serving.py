@@ -37,7 +37,7 @@ def publish(spec: CoordinatorSpec, port: int, *, session: str, attempt: int) -> 
     write_json_atomic(Path(spec.carry.run_dir) / "supervisor" / "coordinator.json", msgspec.to_builtins(endpoint))
 
 
-async def open_door(spec: CoordinatorSpec, coordinator: Coordinator, listener: socket.socket) -> web.AppRunner:
+async def open_door(spec: CoordinatorSpec, coordinator: Coordinator, listener: socket.socket) -> web.ServerRunner:
     """From now on agents are answered; ``cleanup`` of what is returned ends that."""
     door = Door(bytes.fromhex(spec.token), coordinator.session, spec.carry.run, lambda: coordinator.attempt)
     service = Service(
@@ -49,14 +49,7 @@ async def open_door(spec: CoordinatorSpec, coordinator: Coordinator, listener: s
         listened_ns=coordinator.attention.listened_ns,
     )
     service.open(door)
-    runner = web.AppRunner(
-        door.app,
-        access_log=None,
-        handle_signals=False,
-        shutdown_timeout=0.05,
-        # Whoever hangs up is noticed at once.
-        handler_cancellation=True,
-    )
+    runner = web.ServerRunner(door.server(), handle_signals=False, shutdown_timeout=0.05)
     await runner.setup()
     context = server_context(spec.secure) if spec.certificate else None
     await web.SockSite(runner, listener, ssl_context=context, backlog=BACKLOG).start()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from midwatch.faults.types import CollectiveCount, RankEvidence
+from midwatch.faults.types import RankEvidence
 from midwatch.supervise.clocks import ClockReading
 from midwatch.supervise.messages import ProbeResult
 
@@ -120,12 +120,20 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     verified_step: int | None
     is_attached: bool
     exit_code: int | None = None
-    counts: tuple[CollectiveCount, ...] = ()
-    """The newest ones; ranks of other nodes are compared with them."""
     own_s: float | None = None
     """How long its main thread ran for a step (a second, where no steps are reported), lately."""
     step_s: float | None = None
     """How long such a step took in all."""
+
+
+class ToldCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Collective counts of one process group, told by one rank for all of its members on the node."""
+
+    group: str
+    """Its digest."""
+    rank: int
+    counts: tuple[tuple[int, int], ...]
+    """(step, count) by step; at least one."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +147,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Free on this node and kept so, for the next attempt's rendezvous."""
     facts: tuple[NumberedFact, ...] = ()
     ranks: tuple[RankStatus, ...] = ()
+    counts: tuple[ToldCounts, ...] = ()
+    """What was not heard before, of groups that reach beyond this node."""
     seen_order: int = 0
     """Orders up to this number have arrived."""
     clock: ClockReading | None = None

@@ -125,6 +125,24 @@ def test_a_request_of_the_process_itself_is_taken_each_time() -> None:
     assert signals.at_boundary() == Flag(0)
 
 
+def test_what_was_heard_with_other_numbers_is_acted_on_at_the_next_boundary_and_once() -> None:
+    flags = [Flag.SAVE, Flag.SAVE, Flag.STOP]
+    signals = Signals(ControlGroup(0, 1), iter(flags).__next__, lambda _: nullcontext())
+    assert signals.take() == Flag.SAVE
+    signals.heard(Flag.SAVE | Flag.STOP)
+    signals.heard(Flag(0))
+    assert signals.at_boundary() == Flag.SAVE | Flag.STOP
+    assert signals.at_boundary() == Flag(0)
+    assert signals.at_boundary() == Flag.STOP, "what nobody brought along is asked for as ever"
+
+
+def test_what_was_heard_before_a_pause_is_asked_for_again_behind_it() -> None:
+    signals = Signals(ControlGroup(0, 1), lambda: Flag.GO, lambda _: nullcontext())
+    signals.heard(Flag.SAVE)
+    signals.keep_for_later()
+    assert signals.at_boundary() == Flag.SAVE
+
+
 def test_several_ranks_without_a_process_group_are_refused() -> None:
     with pytest.raises(CheckpointError, match="init_process_group") as caught:
         ControlGroup(1, 2)

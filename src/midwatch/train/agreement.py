@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import reduce
+from operator import or_
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +22,7 @@ from midwatch.train.readings import LOGGED, MEANT, Unwatched, Watch
 SUMMED: Final = ("tokens_per_s", "samples_per_s")
 SPREAD: Final = ("own_s", "data_wait_s", "memory_rss_bytes", "cuda_peak_bytes")
 """Measured by midwatch on each rank, for its records alone: the highest counts, and whose it is."""
-NAMES: Final = (*LOGGED, *SUMMED, *SPREAD, *INSPECTED, "first_position", "position", "now_us", "place")
+NAMES: Final = (*LOGGED, *SUMMED, *SPREAD, *INSPECTED, "first_position", "position", "now_us", "asked", "place")
 RANKS_AT_ONCE: Final = 64
 """Up to so many ranks the numbers of each are exchanged at every step. Beyond, a sum over all and a maximum are begun
 at one step and looked at one step later: a ring through thousands of ranks takes longer than anybody would wait."""
@@ -42,6 +44,7 @@ class Agreed:
         found: Means, sums, or the number itself where all have the same.
         by_rank: Of ``MEANT`` and the own gradients, where ranks differ, as far as known.
         highest: Of the same, and of ``SPREAD``.
+        asked: Bits that any rank had in ``asked``; not with very many ranks.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Agreed:
         self.now_ns = int(found.get("now_us", 0.0)) * 1000
         self.position = int(found["position"]) if "position" in found else None
         self.first_position = int(found["first_position"]) if "first_position" in found else None
+        self.asked = int(found.get("asked", 0.0))
         self.found = found
         self.by_rank = by_rank
         self.highest = highest
@@ -146,6 +150,9 @@ class Exchange:
             if not counts[column]:
                 continue
             at = len(NAMES) + column
+            if name == "asked":
+                found[name] = float(reduce(or_, (int(line[at]) for line in lines)))
+                continue
             if name not in _JOINED:
                 found[name] = next(line[at] for line in lines if line[column])
                 continue

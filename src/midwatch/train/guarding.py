@@ -16,6 +16,7 @@ import torch
 from midwatch.checkpoint import SaveEvent
 from midwatch.config import GuardsConfig
 from midwatch.guards import Guards, Judgement, judged
+from midwatch.pulse import Flag
 from midwatch.train.acting import Acting
 from midwatch.train.agreement import Agreed, Exchange
 from midwatch.train.around import Around
@@ -141,9 +142,16 @@ class Guarding:
         self._mind_rates(step)
 
     def _agree(self, step: int, mine: OnTheWay, batches: _Batches) -> None:
-        agreed = self._exchange.agree(step, _with(mine.numbers(), batches), self._now_us())
-        if agreed is not None:
-            self._judge(agreed)
+        numbers, signals = _with(mine.numbers(), batches), self._around.signals
+        if not self._exchange.is_late:
+            # One exchange for both: what it costs is its waiting, however much it brings.
+            numbers["asked"] = float(signals.take())
+        agreed = self._exchange.agree(step, numbers, self._now_us())
+        if agreed is None:
+            return
+        if not self._exchange.is_late:
+            signals.heard(Flag(agreed.asked))
+        self._judge(agreed)
 
     def check(self, step: int, values: Mapping[str, Any]) -> Judgement:
         """Judge numbers of a step before its optimizer step is made; pauses as ``boundary`` does."""

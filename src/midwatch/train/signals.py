@@ -2,7 +2,8 @@
 
 A request reaches ranks at different moments (agents write flags, signal handlers run on one rank). So at every step
 boundary the ranks begin to take the maximum of what each has seen, and look at the result one boundary later, when it
-has long arrived: nobody waits, and everybody acts after the same step.
+has long arrived: nobody waits, and everybody acts after the same step. Where all ranks bring other numbers together at
+that moment, requests go with them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ _ASKED = Flag.STOP | Flag.SAVE
 
 
 class Signals:
-    """One rank's view of the requests. ``at_boundary`` is collective, but waits only for the boundary before."""
+    """One rank's view of the requests. ``at_boundary`` is collective, but waits only for the boundary before.
+
+    ``take`` and ``heard`` are for those who bring numbers of all ranks together: what was heard since the last boundary
+    is acted on at the next one, and that one asks nobody.
+    """
 
     def __init__(
         self,
@@ -35,6 +40,7 @@ class Signals:
         self._own = Flag(0)
         self._flight: tuple[Any, torch.Tensor] | None = None
         self._seen = Flag(0)
+        self._heard: Flag | None = None
 
     def ask(self, flag: Flag) -> None:
         """Make a request of this process's own; safe in a signal handler."""
@@ -45,13 +51,25 @@ class Signals:
         """By this rank's agent or this process, so far; no agreement."""
         return bool((self._own | self._read()) & (Flag.STOP | Flag.ABORT))
 
-    def at_boundary(self) -> Flag:
-        """The requests to act on after this step, the same on every rank; each is reported once."""
-        agreed = self._await_agreement()
+    def take(self) -> Flag:
+        """What this rank asks for now; each request is given once."""
         seen = self._read() & _ASKED
         # The agent's flags stay up until it takes them down: a request is made when one goes up, not while it is up.
         mine = (seen & ~self._seen) | self._own
         self._seen, self._own = seen, Flag(0)
+        return mine
+
+    def heard(self, asked: Flag) -> None:
+        """What any rank has asked for, at the same place on all of them."""
+        self._heard = asked if self._heard is None else self._heard | asked
+
+    def at_boundary(self) -> Flag:
+        """The requests to act on after this step, the same on every rank; each is reported once."""
+        agreed, heard = self._await_agreement(), self._heard
+        self._heard = None
+        if heard is not None:
+            return agreed | heard
+        mine = self.take()
         if self._group.world_size == 1:
             return mine
         box = torch.tensor([int(bool(mine & flag)) for flag in _ASKED], dtype=torch.int64)
@@ -60,7 +78,8 @@ class Signals:
 
     def keep_for_later(self) -> None:
         """What is on its way becomes a request that is still to be made. All ranks call it at the same place."""
-        self._own |= self._await_agreement()
+        self._own |= self._await_agreement() | (self._heard or Flag(0))
+        self._heard = None
 
     def finish(self) -> None:
         """Wait for what is on its way, so that no rank leaves a collective the others are in."""

@@ -22,7 +22,7 @@ from midwatch.supervise.messages import Event, NodeJoined
 from midwatch.supervise.probing import ProbeRound
 from midwatch.supervise.protocol import Envelope, Signer
 from midwatch.supervise.service import Service
-from midwatch.supervise.wire import Join, Orders, Receipt, Refusal, Report, StatusAnswer, Welcome
+from midwatch.supervise.wire import Join, Orders, Receipt, Refusal, Report, StatusAnswer, StopLocal, Welcome
 
 pytestmark = pytest.mark.procs
 
@@ -38,6 +38,10 @@ class Mind:
         self.gathering: Gathering | None = None
         self.probing: ProbeRound | None = None
         self.events: list[Event] = []
+        self.lines_broken: asyncio.Queue[str] = asyncio.Queue()
+
+    def hung_up(self, member: Member) -> None:
+        self.lines_broken.put_nowait(member.name)
 
     def feed(self, event: Event) -> None:
         self.events.append(event)
@@ -270,6 +274,53 @@ def test_who_comes_while_a_run_ends_is_told_to_wait_and_who_is_there_may_come_ba
                 await new.ask("report", "/v1/join", joining("a2", "t2"), Welcome)
             assert not refused.value.refusal.is_final
             await old.ask("report", "/v1/join", joining("a1"), Welcome)
+
+    run(story)
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_an_agent_whose_connection_breaks_is_noticed_also_when_it_waits_for_no_order(is_waiting: bool) -> None:
+    async def story() -> None:
+        async with world() as there, link(there) as agent:
+            await agent.hello()
+            await agent.ask("report", "/v1/join", joining(), Welcome)
+            (member,) = there.members.live
+            if not is_waiting:
+                member.order(StopLocal(attempt=3, grace_s=0.0, reason="x"))
+            poll = asyncio.create_task(agent.ask("orders", "/v1/commands?after=0", None, Orders))
+            if is_waiting:
+                while not member.polls:
+                    await asyncio.sleep(0.01)
+                poll.cancel()
+                await asyncio.wait([poll])
+            else:
+                # It has an order in its hands, and dies.
+                assert len((await poll).orders) == 1
+                assert there.mind.lines_broken.empty()
+            await agent.close()
+            assert await there.mind.lines_broken.get() == member.name
+            while member.polls:
+                await asyncio.sleep(0.01)
+
+    run(story)
+
+
+def test_a_connection_that_an_agent_has_replaced_may_break() -> None:
+    async def story() -> None:
+        async with world() as there, link(there) as agent, link(there) as other:
+            await agent.hello()
+            await agent.ask("report", "/v1/join", joining(), Welcome)
+            (member,) = there.members.live
+            member.order(StopLocal(attempt=3, grace_s=0.0, reason="x"))
+            await agent.ask("orders", "/v1/commands?after=0", None, Orders)
+            await other.hello()
+            for _ in range(2):  # its counter goes on
+                with suppress(Refused):
+                    await other.ask("orders", "/v1/commands?after=0", None, Orders)
+            await agent.close()
+            await other.close()
+            await there.mind.lines_broken.get()
+            assert there.mind.lines_broken.empty(), "of the two only the newer one counts"
 
     run(story)
 

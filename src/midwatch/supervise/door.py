@@ -40,10 +40,16 @@ class Door:
         self._run = run
         self._attempt = attempt
         self._handlers: dict[tuple[str, str], Handler] = {}
+        self._minded: dict[object, Callable[[], None]] = {}
         self.add("POST", "/v1/hello", self._hello)
 
     def add(self, method: str, path: str, handler: Handler) -> None:
         self._handlers[method, path] = handler
+
+    def mind(self, request: web.BaseRequest, callback: Callable[[], None]) -> None:
+        """Call back once this request's connection breaks, be it while it waits for an answer or later. The newest
+        callback of a connection counts."""
+        self._minded[request.protocol] = callback
 
     def server(self) -> web.Server:
         """Needs the running loop. Of aiohttp's lower level: an application's routing costs noticeably with a fleet."""
@@ -52,8 +58,12 @@ class Door:
         def bounded(*request: Any) -> web.BaseRequest:
             return web.BaseRequest(*request, loop=loop, client_max_size=_BODY_BYTES)
 
-        # Whoever hangs up is noticed at once.
-        return web.Server(self._serve, request_factory=bounded, handler_cancellation=True, access_log=None)
+        return _Server(self._broken, self._serve, request_factory=bounded, handler_cancellation=True, access_log=None)
+
+    def _broken(self, connection: object) -> None:
+        callback = self._minded.pop(connection, None)
+        if callback is not None:
+            callback()
 
     async def _serve(self, request: web.BaseRequest) -> web.Response:
         handler = self._handlers.get((request.method, request.path))
@@ -110,3 +120,15 @@ class Door:
 
     async def _hello(self, envelope: Envelope, request: web.BaseRequest, body: bytes) -> msgspec.Struct:
         return Hello(session=self._session, run=self._run, attempt=self._attempt())
+
+
+class _Server(web.Server):
+    """Tells of each connection that breaks."""
+
+    def __init__(self, broken: Callable[[object], None], *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._broken = broken
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        self._broken(handler)

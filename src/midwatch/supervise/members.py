@@ -43,6 +43,8 @@ class Member:
         """Silent for a while, and that was told."""
         self.polls = 0
         """Order polls that are held open; a living agent always has one."""
+        self.line: object = None
+        """The connection on which it asked for orders last."""
         self._upto = 0
         self._orders: list[NumberedOrder] = []
         self._next_order = 1

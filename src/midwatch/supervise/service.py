@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -92,10 +93,12 @@ class Service:
         self._straggler_factor = straggler_factor
         self._stragglers: tuple[int, StragglerWatch] | None = None
         """Of the attempt."""
+        self._door: Door
         self._agents: dict[str, str] = {}
         """Sender prefix (one per agent process) -> agent id."""
 
     def open(self, door: Door) -> None:
+        self._door = door
         door.add("POST", "/v1/join", self._join)
         door.add("POST", "/v1/report", self._report)
         door.add("GET", "/v1/commands", self._commands)
@@ -183,18 +186,22 @@ class Service:
     async def _commands(self, envelope: Envelope, request: web.BaseRequest, body: bytes) -> msgspec.Struct:
         member = self._member(envelope)
         member.heard_ns = self._listened_ns()
+        # Also between two polls: a node may die with the order in its hands that it was just given.
+        member.line = line = request.protocol
+        self._door.mind(request, partial(self._hung_up, member, line))
         after = request.query.get("after", "")
         member.polls += 1
         try:
             # A launch lets all agents ask anew at once; with one hold for all they would go on to come together.
             hold_s = HOLD_S * random.uniform(0.5, 1.0)
             orders = await member.orders_after(int(after) if after.isdecimal() else 0, hold_s)
-        except asyncio.CancelledError:
-            self._mind.hung_up(member)
-            raise
         finally:
             member.polls -= 1
         return Orders(orders=orders)
+
+    def _hung_up(self, member: Member, line: object) -> None:
+        if member.line is line:
+            self._mind.hung_up(member)
 
     async def _ask(self, envelope: Envelope, request: web.BaseRequest, body: bytes) -> msgspec.Struct:
         asked, now_ns = msgspec.json.decode(body, type=PersonAsks), self._now_ns()

@@ -6,6 +6,8 @@ collective. Messages are JSON bytes: no pickled object is ever accepted from ano
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +29,7 @@ class ControlGroup:
         self.rank = rank
         self.world_size = world_size
         self._group: Any = None
+        self._table: torch.Tensor | None = None
         if world_size == 1:
             return
         if not (dist.is_available() and dist.is_initialized()):
@@ -79,16 +82,19 @@ class ControlGroup:
             return None
         return dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 
-    def gather_numbers(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Every rank's numbers, shape (ranks, numbers), on every rank; all give as many.
+    def gather_numbers(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Every rank's numbers by rank, on every rank; all give as many.
 
         Blocking: until the slowest rank is there.
         """
         if self._group is None:
-            return numbers.unsqueeze(0)
-        found = [torch.empty_like(numbers) for _ in range(self.world_size)]
-        dist.all_gather(found, numbers, group=self._group)
-        return torch.stack(found)
+            return [list(numbers)]
+        if self._table is None or self._table.shape[1] != len(numbers):
+            # Kept, for this is done in every step.
+            self._table = torch.empty(self.world_size, len(numbers), dtype=torch.float64)
+        mine = torch.frombuffer(array("d", numbers), dtype=torch.float64)
+        dist.all_gather(list(self._table.unbind()), mine, group=self._group)
+        return self._table.tolist()
 
     def start_sum(self, numbers: torch.Tensor) -> Any:
         """Begin an element-wise sum over all ranks, in place; as ``start_max``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any, Final
@@ -140,23 +140,21 @@ class Exchange:
 
     def _gathered(self, step: int, numbers: Mapping[str, float]) -> Agreed:
         row = [float(name in numbers) for name in NAMES] + [numbers.get(name, 0.0) for name in NAMES]
-        table = self._group.gather_numbers(torch.tensor(row, dtype=torch.float64))
-        counts, lines = table.sum(0).tolist(), table.tolist()
-        _refuse_apart([line[-1] for line in lines])
+        columns = list(zip(*self._group.gather_numbers(row), strict=True))
+        _refuse_apart(columns[-1])
         found: dict[str, float] = {}
         by_rank: dict[str, dict[int, float]] = {}
         highest: dict[str, Highest] = {}
-        for column, name in enumerate(NAMES):
-            if not counts[column]:
+        for name, is_there, values in zip(NAMES, columns, columns[len(NAMES) :], strict=False):
+            if not any(is_there):
                 continue
-            at = len(NAMES) + column
+            have = {rank: values[rank] for rank, is_known in enumerate(is_there) if is_known}
             if name == "asked":
-                found[name] = float(reduce(or_, (int(line[at]) for line in lines)))
+                found[name] = float(reduce(or_, map(int, have.values())))
                 continue
             if name not in _JOINED:
-                found[name] = next(line[at] for line in lines if line[column])
+                found[name] = next(iter(have.values()))
                 continue
-            have = {rank: line[at] for rank, line in enumerate(lines) if line[column]}
             found[name] = sum(have.values()) if name in SUMMED else _mean(list(have.values()))
             if name in SPREAD:
                 highest[name] = of_values(have)
@@ -165,7 +163,7 @@ class Exchange:
         return Agreed(step, found, by_rank, highest)
 
 
-def _refuse_apart(places: list[float]) -> None:
+def _refuse_apart(places: Sequence[float]) -> None:
     if len(set(places)) > 1:
         common = max(set(places), key=places.count)
         odd = [rank for rank, place in enumerate(places) if place != common]

@@ -217,11 +217,11 @@ def test_a_crash_right_after_a_save_does_not_lose_it(tmp_path: Path) -> None:
     assert not list(Path("/dev/shm").glob(f"midwatch-p{script.process.pid}-*"))
 
 
-def stop_from_one_rank(rank: int, world_size: int, run_dir: str) -> None:
+def stop_from_one_rank(rank: int, world_size: int, run_dir: str, action: str) -> None:
     from torch_models import Training
 
     training = Training("ddp", rank, world_size)
-    run = midwatch.attach({"run": {"dir": run_dir}, "checkpoint": {"interval": 1000}})
+    run = midwatch.attach({"run": {"dir": run_dir}, "checkpoint": {"interval": 1000}, "guards": {"action": action}})
     run.track(**training.tracked)
     for step in run.steps(run.resume(), 50):
         training.step()
@@ -231,11 +231,18 @@ def stop_from_one_rank(rank: int, world_size: int, run_dir: str) -> None:
             run.request_stop()
 
 
-def test_a_request_on_one_rank_makes_all_save_and_stop_at_the_same_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("action", "steps"),
+    # With the guards' numbers, or one boundary later.
+    [("pause", (3, 7)), ("off", (4, 8))],
+)
+def test_a_request_on_one_rank_makes_all_save_and_stop_at_the_same_step(
+    tmp_path: Path, action: str, steps: tuple[int, ...]
+) -> None:
     run_dir = tmp_path / "run"
-    run_world(stop_from_one_rank, 2, tmp_path / "w", str(run_dir), exits=(75,))
+    run_world(stop_from_one_rank, 2, tmp_path / "w", str(run_dir), action, exits=(75,))
     saved = sorted(path.name for path in (run_dir / "checkpoints").glob("step-*"))
-    assert saved == ["step-00000004-a0001", "step-00000008-a0001"]
+    assert saved == [f"step-{step:08d}-a0001" for step in steps]
     events = [line.event for line in read_ledger(run_dir / "ledger" / "a0001-r00000.jsonl")]
     assert "run.stopped" in events
     assert "run.finished" not in events

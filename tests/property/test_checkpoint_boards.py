@@ -54,7 +54,7 @@ _numbers = itertools.count()
 
 
 @given(actions=actions)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_files_and_store_agree(store: Store, actions: list[tuple[str, object]]) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         name = f"step-{next(_numbers):08d}-a0001"

@@ -237,4 +237,4 @@ class Training(RuleBasedStateMachine):
 
 
 TestTraining = Training.TestCase
-TestTraining.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestTraining.settings = settings(max_examples=80, stateful_step_count=40)

@@ -345,6 +345,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=40, suppress_health_check=list(HealthCheck))

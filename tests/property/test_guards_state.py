@@ -52,7 +52,7 @@ def ordinary(step: int) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(odd=st.dictionaries(st.integers(0, 339), ODD, max_size=40), cut=st.integers(0, 339), resume=st.booleans())
 def test_saved_guards_go_on_the_same(odd: dict[int, dict[str, Any]], cut: int, resume: bool) -> None:
     config = GuardsConfig(schedule=PLAN)

@@ -40,7 +40,7 @@ def plain(begin: int, width: int, points: list[tuple[int, float]]) -> list[Bucke
     return found
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(PART, min_size=1, max_size=3), st.integers(1, 40), st.integers(-50, 2500), st.integers(2501, 9000))
 def test_buckets_of_blocks(parts: list[Any], count: int, first: int, last: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

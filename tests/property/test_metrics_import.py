@@ -36,7 +36,7 @@ def test_all_formats_are_tried() -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("how", ["auto", "named"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(DAMAGE, st.integers(0, 1500))
 def test_damage_is_told_in_words(name: str, how: str, damage: list[tuple[int, bytes, int]], cut: int) -> None:
     raw = SOUND[name]

@@ -23,7 +23,7 @@ def journal(attempt: int, start: int | None, steps: list[int]) -> bytes:
     return "".join(line + "\n" for line in [*lines, *(f'{{"step":{step},"x":{attempt}}}' for step in told)]).encode()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(ATTEMPT, min_size=1, max_size=5), st.lists(st.integers(1, 60), max_size=12), st.randoms())
 def test_the_index_agrees_with_a_plain_reading(attempts: list[Any], cuts: list[int], order: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -368,7 +368,7 @@ def test_a_slow_trickle_of_silence_is_seen_as_one() -> None:
     assert drive.last(WriteVerdict).verdict.rule == "silent-agents"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 7), st.sampled_from(["xid", "kill", "crash", "stuck"])), max_size=14))
 def test_whatever_nodes_do_the_cap_holds_and_enough_are_left(faults: list[tuple[int, str]]) -> None:
     drive = Drive(nnodes=4, nproc=1, backoff_s=(0.0,), max_restarts=50, gate=True).running(step=10)

@@ -293,7 +293,7 @@ WORDS = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(WORDS), max_size=60).map(b"".join))
 def test_any_bytes_are_a_table_or_refused(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any-table.csv"

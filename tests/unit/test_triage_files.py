@@ -329,7 +329,7 @@ def test_a_pipe_is_refused(tmp_path: Path) -> None:
         replay(tmp_path / "pipe")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     text=st.one_of(
         st.binary(max_size=400),

@@ -23,6 +23,10 @@ TORCHRUN = str(Path(sys.executable).parent / "torchrun")
 QUICK = ("--set", "watch.floor_s=1", "--set", "watch.learned_after=5", "--set", "watch.grace_s=1")
 
 
+TRANSLATED = ("sh", "-c", 'RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS exec "$@"', "sh")
+"""The words for ranks are Slurm's; a script translates them, as all scripts do."""
+
+
 class Outside(Supervised):
     """Launchers that are not ours, around wrappers that are."""
 
@@ -38,9 +42,8 @@ class Outside(Supervised):
         return self.spawn([*words, *self.wrapper(), *command], {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
 
     def srun(self, command: list[str], *options: str, **more: Any) -> list[subprocess.Popen[str]]:
-        """Two tasks on one host. The words for ranks are Slurm's; a script translates them, as all scripts do."""
-        shell = ["sh", "-c", 'RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS exec "$@"', "sh"]
-        return [self.task(rank, [*shell, *command], *options, **more) for rank in range(2)]
+        """Two tasks on one host."""
+        return [self.task(rank, [*TRANSLATED, *command], *options, **more) for rank in range(2)]
 
     def task(self, rank: int, command: list[str], *options: str, **more: Any) -> subprocess.Popen[str]:
         env = {
@@ -163,6 +166,26 @@ def test_the_hosting_wrapper_killed_is_named_by_another_one(run: Outside) -> Non
     assert time.monotonic() - began < 25, "less than a launcher gives"
     judged = run.verdict()
     assert (judged["root_rank"], judged["root_node"]) == (lost, "n07"), run.story()
+    run.assert_nothing_left(within_s=1.0)
+
+
+@pytest.mark.parametrize("is_host", [True, False])
+def test_a_rank_that_is_started_again_at_once_waits_until_the_others_have_judged(run: Outside, is_host: bool) -> None:
+    # As Ray does: each task by itself, the moment it ends.
+    tasks = run.srun(run.trainer("none", "attached", steps=2000))
+    run.until_training()
+    host = json.loads((run.run_dir / "supervisor" / "lock").read_text())["pid"]
+    lost = next(rank for rank, task in enumerate(tasks) if (task.pid == host) is is_host)
+    tasks[lost].kill()
+    tasks[lost].wait()
+    command = [*TRANSLATED, *run.trainer("none", "attached")]
+    again = [run.task(lost, command)]
+    assert run.wait(tasks[1 - lost], 30) == 75, run.story()
+    assert run.verdict()["root_rank"] == lost, run.story()
+    again.append(run.task(1 - lost, command))
+    assert [run.wait(task, 30) for task in again] == [0, 0], run.story()
+    ended = [(line["data"]["exit_code"], line["data"]["error"]) for line in run.events("run.finished")]
+    assert ended == [(75, "SV116"), (0, "")], "the one that came early had no part in the attempt before its own"
     run.assert_nothing_left(within_s=1.0)
 
 

@@ -72,8 +72,8 @@ class World:
 
 
 @asynccontextmanager
-async def world(session: str = "s1", mind: Mind | None = None) -> AsyncIterator[World]:
-    made = World(session, Members(1, "c", "b"), mind or Mind())
+async def world(session: str = "s1", mind: Mind | None = None, members: Members | None = None) -> AsyncIterator[World]:
+    made = World(session, members or Members(1, "c", "b"), mind or Mind())
     runner = web.ServerRunner(made.door.server(), shutdown_timeout=0.05)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -119,7 +119,7 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def joining(agent: str = "a1", tag: str = "t") -> Join:
+def joining(agent: str = "a1", tag: str = "t", ranks: tuple[int, ...] = (), *, is_back: bool = False) -> Join:
     return Join(
         node="n",
         is_name_fixed=False,
@@ -133,6 +133,8 @@ def joining(agent: str = "a1", tag: str = "t") -> Join:
         boot="b",
         mono_ns=0,
         pid=1,
+        ranks=ranks,
+        is_back=is_back,
     )
 
 
@@ -273,6 +275,7 @@ def test_who_comes_while_a_run_ends_is_told_to_wait_and_who_is_there_may_come_ba
             with pytest.raises(Refused) as refused:
                 await new.ask("report", "/v1/join", joining("a2", "t2"), Welcome)
             assert not refused.value.refusal.is_final
+            assert new.attempt == 0, "the attempts of the run that ends do not bind it"
             await old.ask("report", "/v1/join", joining("a1"), Welcome)
 
     run(story)
@@ -321,6 +324,25 @@ def test_a_connection_that_an_agent_has_replaced_may_break() -> None:
             await other.close()
             await there.mind.lines_broken.get()
             assert there.mind.lines_broken.empty(), "of the two only the newer one counts"
+
+    run(story)
+
+
+def test_nobody_is_added_to_an_attempt_of_another_launcher() -> None:
+    async def story() -> None:
+        mind, members = Mind(), Members(1, "c", "b", is_adopted=True)
+        async with world(mind=mind, members=members) as there, link(there) as agent:
+            await agent.hello()
+            with pytest.raises(Refused) as refused:
+                await agent.ask("report", "/v1/join", joining(ranks=(0,)), Welcome)
+            assert (refused.value.refusal.error, refused.value.refusal.is_final) == ("SV102", False)
+            assert "was started before" in refused.value.refusal.message
+            # An agent that was there and meets a coordinator that was restarted, or has moved.
+            await agent.ask("report", "/v1/join", joining(ranks=(0,), is_back=True), Welcome)
+        mind.attempt = 0
+        async with world(mind=mind, members=Members(1, "c", "b", is_adopted=True)) as there, link(there) as agent:
+            await agent.hello()
+            await agent.ask("report", "/v1/join", joining(ranks=(0,)), Welcome)
 
     run(story)
 

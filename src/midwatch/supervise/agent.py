@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 
 from midwatch.config import scheduler_node
-from midwatch.core import MidwatchError, ProtocolError, boot_id
+from midwatch.core import MidwatchError, ProtocolError, SuperviseError, boot_id
 from midwatch.supervise.chat import Console, open_stdin, read_lines
 from midwatch.supervise.clocks import CoordinatorClock
 from midwatch.supervise.endpoint import read_endpoint
@@ -69,8 +69,10 @@ class Agent:
         self._hands = Hands(spec.setup, spec.watch, self._outbox, console, is_warm=spec.is_warm)
         self._session = ""
         self._heard = time.monotonic()
-        self._trouble: ProtocolError | None = None
-        """What was wrong with the coordinator last."""
+        self._trouble: MidwatchError | None = None
+        """What was wrong with the coordinator last, or why it does not let us in yet."""
+        self._is_waiting = False
+        """And that was said."""
         self._answer_s = answer_s(spec.nnodes)
         self._clock = CoordinatorClock()
         self._last_order = 0
@@ -188,8 +190,11 @@ class Agent:
             scheduler_node=scheduler_node(),
             running_attempt=self._hands.running_attempt,
             ranks=(spec.setup.place.rank,) if spec.setup.place else (),
+            is_back=spec.is_back or bool(self._session),
         )
         welcome = await self._link.ask("report", "/v1/join", join, Welcome, timeout_s=self._answer_s)
+        # Not before we are let in: to a run that ends, and to its attempts, whoever means the next one owes nothing.
+        self._link.attempt = max(self._link.attempt, hello.attempt)
         self._hands.settle(welcome.node, hello.run)
         if hello.session != self._session:
             # Another coordinator process: it counts its orders from one and has heard nothing from us.
@@ -250,10 +255,16 @@ class Agent:
             if unheard_s > self._report_s + _UNHEARD_S:
                 self._console.send("unreached", seconds=unheard_s)
                 self._look_for_another()
+                self._say_why_it_waits()
             if unheard_s > self._spec.patience_s and not self._hands.has_working_ranks:
                 trouble = self._trouble or ProtocolError("PR104", f"no answer from {self._link.url}")
                 self._console.send("refused", error=trouble.code, message=trouble.message)
                 self._over.set()
+
+    def _say_why_it_waits(self) -> None:
+        if self._trouble is not None and self._trouble.code == "SV102" and not self._is_waiting:
+            self._is_waiting = True
+            self._console.send("say", sentence=f"not let in yet: {self._trouble.message}", level="info")
 
     def _look_for_another(self) -> None:
         """Another node may host the coordinator by now; the run folder says where."""
@@ -274,6 +285,7 @@ class Agent:
             self._console.send("refused", error=refusal.error, message=refusal.message)
             self._over.set()
             return False
+        self._trouble = SuperviseError(refusal.error, refusal.message)
         await asyncio.sleep(_RETRY_S[2])
         return True
 

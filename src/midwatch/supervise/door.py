@@ -85,8 +85,8 @@ class Door:
         try:
             self._check_session(asked, request.path)
             answer, status = await handler(asked, request, body), 200
-        except NotYet:
-            answer, status = Refusal(error="SV102", message="all places are taken", is_final=False), 409
+        except NotYet as later:
+            answer, status = Refusal(error="SV102", message=str(later), is_final=False), 409
         except msgspec.MsgspecError as error:
             answer, status = Refusal(error="PR101", message=f"not a message of this version: {error}"), 400
         except MidwatchError as error:

@@ -137,6 +137,24 @@ def is_stamped(folder: Path, wait_s: float = 2.5) -> bool:
     return False
 
 
+def is_abandoned(folder: Path) -> bool:
+    """Whoever hosted the run was killed: its lock is free, its address still there.
+
+    Args:
+        folder: ``supervisor/`` of the run.
+    """
+    if not (folder / "coordinator.json").exists():
+        return False
+    try:
+        fd = _lock(folder / _LOCK)
+    except OSError:
+        return False
+    if fd is None:
+        return False
+    os.close(fd)
+    return True
+
+
 def read_holder(folder: Path) -> dict[str, Any]:
     """Who wrote itself into the lock; empty when that cannot be read."""
     try:

@@ -193,7 +193,7 @@ class Launcher:
         """A restarted agent must come back under the name that the coordinator gave it."""
         assert self._agent_task is not None
         setup = msgspec.structs.replace(self._agent_task.setup, node=node)
-        self._agent_task = msgspec.structs.replace(self._agent_task, setup=setup)
+        self._agent_task = msgspec.structs.replace(self._agent_task, setup=setup, is_back=True)
 
     @property
     def _is_adopted(self) -> bool:

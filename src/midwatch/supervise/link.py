@@ -86,7 +86,7 @@ class Link:
         self.url = url
         self.session = ""
         self.attempt = 0
-        """The newest attempt this side has heard of; never goes back."""
+        """The newest attempt this side has had a part in; never goes back."""
         self._signer = Signer(token)
         self._sender = sender
         self._counters: dict[str, int] = {}
@@ -115,7 +115,6 @@ class Link:
         if answer.session != self.session:
             self._counters.clear()
             self.session = answer.session
-        self.attempt = max(self.attempt, answer.attempt)
         return answer
 
     async def ask(

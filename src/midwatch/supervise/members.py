@@ -139,6 +139,9 @@ def done_step(rank: RankStatus) -> int:
 class NotYet(Exception):  # noqa: N818 - an answer, not an error
     """Ask again in a moment: an agent that has been silent may be about to be declared lost."""
 
+    def __init__(self, why: str = "all places are taken") -> None:
+        super().__init__(why)
+
 
 class Members:
     """Agents by node name.
@@ -155,7 +158,7 @@ class Members:
         self.nnodes = nnodes
         self._most = max(nnodes, most_nodes)
         self._command = command
-        self._is_adopted = is_adopted
+        self.is_adopted = is_adopted
         self._boot = boot
         self._by_name: dict[str, Member] = {}
         self._live: list[Member] | None = None
@@ -207,7 +210,7 @@ class Members:
     def known(self, name: str) -> Member | None:
         """The last agent of that name, lost or not; else one on the host of that name."""
         found = self._by_name.get(name)
-        if found is None and self._is_adopted:
+        if found is None and self.is_adopted:
             found = next((member for member in self._by_name.values() if member.host == name), None)
         return found
 
@@ -234,7 +237,7 @@ class Members:
         return self._live
 
     def _check_command(self, join: Join) -> None:
-        if bool(join.ranks) != self._is_adopted:
+        if bool(join.ranks) != self.is_adopted:
             raise SuperviseError("SV111", f"node {join.node}: one of us was started with --adopt, the other was not")
         if join.ranks:
             # The same script may get another argument from its launcher on each rank.

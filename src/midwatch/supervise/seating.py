@@ -9,14 +9,17 @@ from typing import Final
 from midwatch.core import MidwatchError, SuperviseError
 from midwatch.supervise.ending import Result
 from midwatch.supervise.endpoint import read_endpoint
-from midwatch.supervise.failover import FolderLock, refuse_second
+from midwatch.supervise.failover import FolderLock, Vigil, is_abandoned, is_stamped, refuse_second
 from midwatch.supervise.launcher import Launcher, Say
+from midwatch.supervise.members import pace_s
 from midwatch.supervise.prepare import Host, Plan
 from midwatch.supervise.protocol import read_token
 from midwatch.supervise.tee import Mode
 
 _SEEK_S: Final = (0.1, 1.0)
 """Between two looks into the run folder for the coordinator, growing: thousands of wrappers may look."""
+_HEIR_S: Final = Vigil.FREE_S + 2.0
+"""Beyond the pace of reports: until a wrapper that has lost its host sits in its place."""
 
 
 def launch(plan: Plan, say: Say, *, tee: Mode = "0", out: int = 1) -> Result:
@@ -28,6 +31,10 @@ def launch(plan: Plan, say: Say, *, tee: Mode = "0", out: int = 1) -> Result:
     Blocking: until the run is over.
     """
     folder = plan.paths.supervisor_dir
+    if plan.request.place is not None and is_abandoned(folder):
+        # A launcher that starts ranks one by one is quicker with the next start of the host's rank than the wrappers
+        # of the last start with taking over. They must: who else would judge? If none is alive, the seat is ours.
+        is_stamped(folder, pace_s(plan.request.nnodes) + _HEIR_S)
     seat = FolderLock.take(folder, plan.tag)
     if seat is not None:
         return asyncio.run(_host(plan, seat, say, tee, out))

@@ -107,15 +107,19 @@ class Service:
 
     async def _join(self, envelope: Envelope, request: web.BaseRequest, body: bytes) -> msgspec.Struct:
         join = _JOIN.decode(body)
-        if self._mind.over.is_set() and self._members.get(join.agent) is None:
-            # It means the next run in this folder, and came while this one ends.
-            raise NotYet
+        if self._members.get(join.agent) is None and self._means_the_next(join):
+            raise NotYet("the run that is live in this folder was started before")
         member, is_new = self._members.admit(join, self._listened_ns())
         self._agents[_process(envelope)] = join.agent
         if is_new:
             # A whole fleet may come at once: what is written of all that come in one moment is made durable together.
             await self._mind.feed_with_others(*self._arrival(member))
         return Welcome(node=member.host, run=self._run)
+
+    def _means_the_next(self, join: Join) -> bool:
+        """It came while this run ends. Or another launcher is quicker with the next start of its rank than we are with
+        the end of this one: to an attempt of that launcher's nobody is added."""
+        return self._mind.over.is_set() or (self._members.is_adopted and self._mind.attempt > 0 and not join.is_back)
 
     def _arrival(self, member: Member) -> list[Event]:
         join, now_ns = member.join, self._now_ns()

@@ -14,6 +14,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     setup: NodeSetup
     is_name_fixed: bool
+    is_back: bool = False
+    """An agent of this launcher was let in before."""
     nnodes: int
     command_hash: str
     url: str

@@ -180,6 +180,8 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     running_attempt: int = 0
     ranks: tuple[int, ...] = ()
     """Its global ranks, where another launcher gave them: then ``node`` is a host that it may share with others."""
+    is_back: bool = False
+    """It, or the agent of the same launcher before it, was let in before."""
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,7 +56,7 @@ def test_sigkill_of_the_coordinator_does_not_disturb_training(run: Supervised) -
     run.until_training()
     os.kill(run.pid_of(COORDINATOR), signal.SIGKILL)
     assert run.wait(launcher) == 0, run.story()
-    assert len(run.events("attempt.launched")) == 1
+    assert len(run.events("attempt.launched")) == 1, run.story()
     assert len(run.events("coordinator.restarted")) == 1
     assert len(run.events("attempt.adopted")) == 1
     assert run.number("done-r0") == run.number("done-r1") == 1

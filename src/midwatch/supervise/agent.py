@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 
 from midwatch.config import scheduler_node
-from midwatch.core import MidwatchError, ProtocolError, SuperviseError, boot_id
+from midwatch.core import MidwatchError, ProtocolError, boot_id
 from midwatch.supervise.chat import Console, open_stdin, read_lines
 from midwatch.supervise.clocks import CoordinatorClock
 from midwatch.supervise.endpoint import read_endpoint
@@ -37,7 +37,7 @@ from midwatch.supervise.procs import become_subreaper
 from midwatch.supervise.protocol import read_token
 from midwatch.supervise.specs import AgentSpec
 from midwatch.supervise.suspicion import machine_key
-from midwatch.supervise.wire import Join, NumberedOrder, Orders, Receipt, Report, StopAsked, StopLocal, Welcome
+from midwatch.supervise.wire import Join, NumberedOrder, Orders, Receipt, Refusal, Report, StopAsked, StopLocal, Welcome
 
 POLL_S: Final = 0.05
 """Between two looks at slots and states: a stopped rank is seen within a few of them."""
@@ -69,7 +69,7 @@ class Agent:
         self._hands = Hands(spec.setup, spec.watch, self._outbox, console, is_warm=spec.is_warm)
         self._session = ""
         self._heard = time.monotonic()
-        self._trouble: MidwatchError | None = None
+        self._trouble: Refusal | None = None
         """What was wrong with the coordinator last, or why it does not let us in yet."""
         self._is_waiting = False
         """And that was said."""
@@ -237,7 +237,7 @@ class Agent:
             # A host that stands still holds a poll open for as long as it likes.
             self._polling.cancel()
         self._look_for_another()
-        self._trouble = error
+        self._trouble = Refusal(error=error.code, message=error.message)
         # Waiting in vain for an answer was a pause already; a coordinator that comes back must not wait for us.
         # Of a large fleet nobody comes again as fast as alone, nor all at the same moment.
         spread = max(1.0, self._report_s) * random.uniform(0.75, 1.25)
@@ -257,12 +257,12 @@ class Agent:
                 self._look_for_another()
                 self._say_why_it_waits()
             if unheard_s > self._spec.patience_s and not self._hands.has_working_ranks:
-                trouble = self._trouble or ProtocolError("PR104", f"no answer from {self._link.url}")
-                self._console.send("refused", error=trouble.code, message=trouble.message)
+                trouble = self._trouble or Refusal(error="PR104", message=f"no answer from {self._link.url}")
+                self._console.send("refused", error=trouble.error, message=trouble.message)
                 self._over.set()
 
     def _say_why_it_waits(self) -> None:
-        if self._trouble is not None and self._trouble.code == "SV102" and not self._is_waiting:
+        if self._trouble is not None and self._trouble.error == "SV102" and not self._is_waiting:
             self._is_waiting = True
             self._console.send("say", sentence=f"not let in yet: {self._trouble.message}", level="info")
 
@@ -285,7 +285,7 @@ class Agent:
             self._console.send("refused", error=refusal.error, message=refusal.message)
             self._over.set()
             return False
-        self._trouble = SuperviseError(refusal.error, refusal.message)
+        self._trouble = refusal
         await asyncio.sleep(_RETRY_S[2])
         return True
 

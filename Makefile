@@ -54,10 +54,9 @@ types: $(VENV)/.dev-installed
 contracts: $(VENV)/.dev-installed
 	$(BIN)/lint-imports
 
-# Two at a time what is alone in its process; what starts processes and watches the time has the machine for itself.
+# Two at a time: most tests that start processes wait more than they work, and none needs the machine for itself.
 unit: $(VENV)/.dev-installed
-	$(BIN)/python -m pytest -n 2 -m "not procs and not stress and not gpu and not e2e"
-	$(BIN)/python -m pytest -m "procs and not stress and not gpu and not e2e"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not stress and not gpu and not e2e"
 
 e2e: $(VENV)/.e2e-installed
 	$(BIN)/python -m pytest -m e2e tests/e2e

@@ -76,6 +76,10 @@ class Outside(Supervised):
         self.launchers.append(process)
         return process
 
+    def agents(self) -> int:
+        """How many live."""
+        return sum("-m midwatch.supervise.agent" in line for line in self.pids().values())
+
     def codes(self, timeout_s: float = 60.0) -> list[int]:
         return [self.wait(launcher, timeout_s) for launcher in self.launchers]
 
@@ -186,6 +190,32 @@ def test_a_rank_that_is_started_again_at_once_waits_until_the_others_have_judged
     assert [run.wait(task, 30) for task in again] == [0, 0], run.story()
     ended = [(line["data"]["exit_code"], line["data"]["error"]) for line in run.events("run.finished")]
     assert ended == [(75, "SV116"), (0, "")], "the one that came early had no part in the attempt before its own"
+    run.assert_nothing_left(within_s=1.0)
+
+
+def test_all_wrappers_killed_one_after_the_other_and_started_again_by_themselves_end_well(run: Outside) -> None:
+    tasks = run.srun(run.trainer("none", "attached", steps=2000))
+    run.until_training()
+    host = json.loads((run.run_dir / "supervisor" / "lock").read_text())["pid"]
+    first = next(rank for rank, task in enumerate(tasks) if task.pid != host)
+    command = [*TRANSLATED, *run.trainer("none", "attached")]
+    tasks[first].kill()
+    run.until("the end of its agent", lambda: run.agents() == 1)
+    tasks[first] = run.task(first, command)
+    run.until("the next one's", lambda: run.agents() == 2)
+    tasks[1 - first].kill()  # before there is a verdict, so nobody of this attempt is left
+    codes: list[int] = []
+
+    def have_ended_well() -> bool:
+        for rank, task in enumerate(tasks):
+            if task.poll():
+                codes.append(task.returncode)
+                tasks[rank] = run.task(rank, command)
+        return all(task.poll() == 0 for task in tasks)
+
+    run.until("both ranks to end well", have_ended_well, 60)
+    assert codes.count(-9) == 1
+    assert set(codes) <= {-9, 75}, run.story()
     run.assert_nothing_left(within_s=1.0)
 
 

@@ -305,6 +305,18 @@ def test_the_node_that_hosted_is_gone_and_another_wrapper_says_so() -> None:
     assert again.all(LaunchAttempt) == []
 
 
+def test_a_wrapper_of_the_next_start_that_takes_over_waits_in_vain_and_ends_the_run() -> None:
+    """All of this attempt are gone, and nobody else may join it."""
+    drive = Adopted().running(step=11)
+    again = Adopted(facts=RunFacts.from_lines(drive.ledger()), has_moved=True)
+    again.clock = drive.clock
+    again.pass_time(1.0)  # the shell's first tick
+    again.pass_time(9.0)
+    again.answer()
+    assert again.finish.exit_code == 75
+    assert again.all(LaunchAttempt) == []
+
+
 def test_agents_that_came_back_without_their_ranks_start_nothing() -> None:
     drive = Adopted().running(step=11)
     again = Adopted(facts=RunFacts.from_lines(drive.ledger()))

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from midwatch.supervise.failover import FolderLock, Vigil, disown, is_abandoned, read_holder, read_stamp
+from midwatch.supervise.failover import FolderLock, Vigil, disown, is_seat_abandoned, read_holder, read_stamp
 
 TIMEOUT_S = 8.0
 
@@ -75,15 +75,15 @@ def test_a_free_seat_is_taken_soon_but_not_at_once(tmp_path: Path) -> None:
     assert not vigil.is_seized
 
 
-def test_a_run_is_abandoned_when_its_host_was_killed_and_not_when_it_lives_or_ended(tmp_path: Path) -> None:
-    assert not is_abandoned(tmp_path / "nobody was here yet")
+def test_a_seat_is_abandoned_when_its_host_was_killed_and_not_when_it_lives_or_ended(tmp_path: Path) -> None:
+    assert not is_seat_abandoned(tmp_path / "nobody was here yet")
     seat = hosted(tmp_path)
     (tmp_path / "coordinator.json").touch()
-    assert not is_abandoned(tmp_path)
+    assert not is_seat_abandoned(tmp_path)
     seat.release()
-    assert is_abandoned(tmp_path)
+    assert is_seat_abandoned(tmp_path)
     (tmp_path / "coordinator.json").unlink()
-    assert not is_abandoned(tmp_path)
+    assert not is_seat_abandoned(tmp_path)
 
 
 def test_a_seat_that_was_free_was_not_seized_whatever_came_before(tmp_path: Path) -> None:

@@ -34,8 +34,18 @@ def test_several_on_one_host_are_called_by_host_and_rank() -> None:
 
 
 def test_a_rank_that_comes_twice_is_refused_wherever_it_comes_from() -> None:
-    error = refusal(wrappers(), node="n8", tag="t2", ranks=(1,))
+    known = wrappers()
+    known.live[1].polls = 1
+    error = refusal(known, node="n8", tag="t2", ranks=(1,))
     assert (error.code, "rank 1 is taken by process 1 on n7" in error.message) == ("SV102", True)
+
+
+def test_a_rank_that_is_started_again_waits_until_the_agent_whose_connection_broke_is_given_up() -> None:
+    known = wrappers()
+    with pytest.raises(NotYet):
+        known.admit(join("n7", "t2", ranks=(1,)), 0)
+    known.lose(known.live[1])
+    assert known.admit(join("n7", "t2", ranks=(1,)), 0)[0].name == "n7.r1"
 
 
 def test_a_rank_that_has_been_silent_may_be_about_to_be_replaced() -> None:

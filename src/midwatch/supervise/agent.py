@@ -71,8 +71,9 @@ class Agent:
         self._heard = time.monotonic()
         self._trouble: Refusal | None = None
         """What was wrong with the coordinator last, or why it does not let us in yet."""
-        self._is_waiting = False
-        """And that was said."""
+        self._has_said_why = False
+        self._answered = self._heard
+        """By a coordinator that does not let us in yet."""
         self._answer_s = answer_s(spec.nnodes)
         self._clock = CoordinatorClock()
         self._last_order = 0
@@ -252,9 +253,11 @@ class Agent:
             if time.monotonic() - began > _MIND_S + LAG_S:
                 continue  # we did not run ourselves; ``_watch`` forgives that
             unheard_s = time.monotonic() - self._heard
-            if unheard_s > self._report_s + _UNHEARD_S:
-                self._console.send("unreached", seconds=unheard_s)
+            unreached_s = min(unheard_s, time.monotonic() - self._answered)
+            if unreached_s > self._report_s + _UNHEARD_S:
+                self._console.send("unreached", seconds=unreached_s)
                 self._look_for_another()
+            if unheard_s > self._report_s + _UNHEARD_S:
                 self._say_why_it_waits()
             if unheard_s > self._spec.patience_s and not self._hands.has_working_ranks:
                 trouble = self._trouble or Refusal(error="PR104", message=f"no answer from {self._link.url}")
@@ -262,8 +265,8 @@ class Agent:
                 self._over.set()
 
     def _say_why_it_waits(self) -> None:
-        if self._trouble is not None and self._trouble.error == "SV102" and not self._is_waiting:
-            self._is_waiting = True
+        if self._trouble is not None and self._trouble.error == "SV102" and not self._has_said_why:
+            self._has_said_why = True
             self._console.send("say", sentence=f"not let in yet: {self._trouble.message}", level="info")
 
     def _look_for_another(self) -> None:
@@ -285,7 +288,7 @@ class Agent:
             self._console.send("refused", error=refusal.error, message=refusal.message)
             self._over.set()
             return False
-        self._trouble = refusal
+        self._trouble, self._answered = refusal, time.monotonic()
         await asyncio.sleep(_RETRY_S[2])
         return True
 

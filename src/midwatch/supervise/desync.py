@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from midwatch.pulse import MARK_EVERY
 from midwatch.supervise.wire import Differ
 
 LEARN_STEPS: Final = 5
@@ -109,8 +108,9 @@ class _Group:
         at = self._steps.setdefault(step, {})
         at[rank] = count
         if len(self._steps) > _STEPS_KEPT:
-            # Where many nodes report short steps hardly two name the same one: they meet at the milestones.
-            del self._steps[next((kept for kept in self._steps if kept % MARK_EVERY), next(iter(self._steps)))]
+            # Where many nodes report short steps hardly two name the same one: they meet at the milestones, which are
+            # multiples of powers of two. The older of equals.
+            del self._steps[min(self._steps, key=lambda kept: kept & -kept)]
         if len(at) < members:
             return None
         gap, self.newest = step - self.newest, step

@@ -137,7 +137,7 @@ def is_stamped(folder: Path, wait_s: float = 2.5) -> bool:
     return False
 
 
-def is_abandoned(folder: Path) -> bool:
+def is_seat_abandoned(folder: Path) -> bool:
     """Whoever hosted the run was killed: its lock is free, its address still there.
 
     Args:
@@ -146,7 +146,8 @@ def is_abandoned(folder: Path) -> bool:
     if not (folder / "coordinator.json").exists():
         return False
     try:
-        fd = _lock(folder / _LOCK)
+        # Shared, for others may look at the same moment.
+        fd = _lock(folder / _LOCK, fcntl.LOCK_SH)
     except OSError:
         return False
     if fd is None:
@@ -235,10 +236,10 @@ class Vigil:
         return unreached_s >= 0.6 * self._timeout_s and now - self._since >= 0.4 * self._timeout_s
 
 
-def _lock(path: Path) -> int | None:
+def _lock(path: Path, kind: int = fcntl.LOCK_EX) -> int | None:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
         return None

@@ -31,6 +31,7 @@ from midwatch.supervise.failover import FolderLock, Vigil
 from midwatch.supervise.prepare import Host, Plan, agent_task, write_rank_config
 from midwatch.supervise.presence import Presence, sweep_the_dead
 from midwatch.supervise.procs import TAG_VARIABLE, become_subreaper, children, kill_tagged, sweep_shm
+from midwatch.supervise.spawn import keep_stdin
 from midwatch.supervise.specs import AgentSpec
 from midwatch.supervise.tee import Mode, Tee
 from midwatch.supervise.waiting import ExitWatch, wait_process
@@ -75,7 +76,7 @@ class Launcher:
         self._say = say
         self._tee = Tee(tee, out, 2)
         self._env = inherited_environment() | {TAG_VARIABLE: plan.tag}
-        self._stdin_fd = _keep_stdin() if plan.request.place is not None else -1
+        self._stdin_fd = keep_stdin() if plan.request.place is not None else -1
         """What another launcher gave its rank to read from."""
         self._guardian: subprocess.Popen[bytes] | None = None
         self._guardian_pipe = -1
@@ -364,6 +365,9 @@ class Launcher:
 
     async def _end(self) -> None:
         """Nothing of ours is left when this returns; in half a minute, or what ``metrics.push.drain_s`` adds."""
+        if not self._agent_id:
+            # It was not let in, so no order of this run comes to it; and to the next run it would come in our name.
+            self._agent.send("leave")
         is_ordered = self._host is None or self._is_settled or self._coordinator.is_alive
         await self._agent.end(_END_S if is_ordered and not self._is_forced else 0.0)
         await self._coordinator.end(0.0 if self._is_settled or self._is_forced else _END_S)
@@ -390,11 +394,3 @@ class Launcher:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         self._dead = dead - self._dead
-
-
-def _keep_stdin() -> int:
-    """A descriptor of our own for it; -1 where there is none."""
-    try:
-        return os.dup(0)
-    except OSError:
-        return -1

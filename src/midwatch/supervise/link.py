@@ -86,7 +86,7 @@ class Link:
         self.url = url
         self.session = ""
         self.attempt = 0
-        """The newest attempt this side has had a part in; never goes back."""
+        """The newest attempt of a run that this side was let into; never goes back."""
         self._signer = Signer(token)
         self._sender = sender
         self._counters: dict[str, int] = {}

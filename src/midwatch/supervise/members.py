@@ -137,7 +137,7 @@ def done_step(rank: RankStatus) -> int:
 
 
 class NotYet(Exception):  # noqa: N818 - an answer, not an error
-    """Ask again in a moment: an agent that has been silent may be about to be declared lost."""
+    """Ask again in a moment: an agent that has been silent may be about to be declared lost, or a run about to end."""
 
     def __init__(self, why: str = "all places are taken") -> None:
         super().__init__(why)
@@ -268,7 +268,8 @@ class Members:
         (rank,) = join.ranks
         holder = self.at(self._names_by_rank.get(rank, ""))
         if holder is not None and holder.join.tag != join.tag:
-            if not self._is_fresh(holder, now_ns):
+            # One that lives waits for orders, all but always.
+            if not holder.polls or not self._is_fresh(holder, now_ns):
                 raise NotYet
             where = f"process {holder.join.pid} on {holder.host}"
             raise SuperviseError("SV102", f"rank {rank} is taken by {where}; {join.node} wants it, too")

@@ -7,9 +7,9 @@ import time
 from typing import Final
 
 from midwatch.core import MidwatchError, SuperviseError
-from midwatch.supervise.ending import Result
+from midwatch.supervise.ending import Result, how_it_ended
 from midwatch.supervise.endpoint import read_endpoint
-from midwatch.supervise.failover import FolderLock, Vigil, is_abandoned, is_stamped, refuse_second
+from midwatch.supervise.failover import FolderLock, Vigil, is_seat_abandoned, is_stamped, refuse_second
 from midwatch.supervise.launcher import Launcher, Say
 from midwatch.supervise.members import pace_s
 from midwatch.supervise.prepare import Host, Plan
@@ -31,11 +31,18 @@ def launch(plan: Plan, say: Say, *, tee: Mode = "0", out: int = 1) -> Result:
     Blocking: until the run is over.
     """
     folder = plan.paths.supervisor_dir
-    if plan.request.place is not None and is_abandoned(folder):
+    was_abandoned = plan.request.place is not None and is_seat_abandoned(folder)
+    if was_abandoned and how_it_ended(plan.paths.run_dir) is None:
         # A launcher that starts ranks one by one is quicker with the next start of the host's rank than the wrappers
         # of the last start with taking over. They must: who else would judge? If none is alive, the seat is ours.
-        is_stamped(folder, pace_s(plan.request.nnodes) + _HEIR_S)
+        heir_s = pace_s(plan.request.nnodes) + _HEIR_S
+        say(f"the host of the last start was killed: up to {heir_s:.0f} s for others of it to take over", "info")
+        is_stamped(folder, heir_s)
     seat = FolderLock.take(folder, plan.tag)
+    if seat is None and was_abandoned:
+        # Another wrapper may have looked in this very moment, as we did.
+        time.sleep(_SEEK_S[0])
+        seat = FolderLock.take(folder, plan.tag)
     if seat is not None:
         return asyncio.run(_host(plan, seat, say, tee, out))
     if plan.request.place is not None:

@@ -208,3 +208,11 @@ def open_output(path: Path) -> IO[bytes]:
     except OSError:
         # A full or read-only run folder costs the output, not the training; the agent says so.
         return Path(os.devnull).open("ab", buffering=0)
+
+
+def keep_stdin() -> int:
+    """A descriptor of our own for what another launcher gave us to read from; -1 where there is none."""
+    try:
+        return os.dup(0)
+    except OSError:
+        return -1

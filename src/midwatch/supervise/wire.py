@@ -148,7 +148,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     facts: tuple[NumberedFact, ...] = ()
     ranks: tuple[RankStatus, ...] = ()
     counts: tuple[ToldCounts, ...] = ()
-    """What was not heard before, of groups that reach beyond this node."""
+    """What was not heard before; none where the whole run is on this node."""
     seen_order: int = 0
     """Orders up to this number have arrived."""
     clock: ClockReading | None = None

@@ -17,6 +17,7 @@ import torch
 from midwatch.checkpoint import ControlGroup
 from midwatch.pulse import Flag
 
+_NOTHING = Flag(0)
 _ASKED = Flag.STOP | Flag.SAVE
 """The requests that need agreement; ABORT does not (nothing is saved), nor does GO."""
 
@@ -37,9 +38,9 @@ class Signals:
         self._group = group
         self._read = read
         self._waiting = waiting
-        self._own = Flag(0)
+        self._own = _NOTHING
         self._flight: tuple[Any, torch.Tensor] | None = None
-        self._seen = Flag(0)
+        self._seen = _NOTHING
         self._heard: Flag | None = None
 
     def ask(self, flag: Flag) -> None:
@@ -55,9 +56,10 @@ class Signals:
         """What this rank asks for now; each request is given once."""
         seen = self._read() & _ASKED
         # The agent's flags stay up until it takes them down: a request is made when one goes up, not while it is up.
-        mine = (seen & ~self._seen) | self._own
-        self._seen, self._own = seen, Flag(0)
-        return mine
+        # At once, for a signal handler may ask between two lines.
+        own, self._own = self._own, _NOTHING
+        new, self._seen = seen & ~self._seen, seen
+        return new | own
 
     def heard(self, asked: Flag) -> None:
         """What any rank has asked for, at the same place on all of them."""
@@ -78,7 +80,8 @@ class Signals:
 
     def keep_for_later(self) -> None:
         """What is on its way becomes a request that is still to be made. All ranks call it at the same place."""
-        self._own |= self._await_agreement() | (self._heard or Flag(0))
+        kept = self._await_agreement() | (self._heard or _NOTHING)
+        self._own |= kept
         self._heard = None
 
     def finish(self) -> None:
@@ -87,7 +90,7 @@ class Signals:
 
     def _await_agreement(self) -> Flag:
         if self._flight is None:
-            return Flag(0)
+            return _NOTHING
         handle, box = self._flight
         self._flight = None
         if handle.is_completed():

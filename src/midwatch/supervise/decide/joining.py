@@ -149,6 +149,13 @@ def settle_in(core: Core) -> None:
         _take_up(core, gone)
 
 
+def bound_the_return(core: Core) -> None:
+    """Whoever took over for another launcher's ranks may belong to that launcher's next start, as all do that are left:
+    then nobody of this attempt comes, and nothing else begins the wait for them."""
+    if core.rules.is_adopted and core.state == "waiting" and core.returning and "join" not in core.timers:
+        settle_in(core)
+
+
 def _wait_no_longer_than(core: Core, seconds: float) -> None:
     due = core.timers.get("join")
     if due is None or due > core.now_ns + round(seconds * SECOND):

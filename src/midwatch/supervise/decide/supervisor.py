@@ -304,6 +304,7 @@ def _ticked(core: Core, event: Ticked) -> None:
     for timer in core.take_due():
         if core.state != "finished":
             _TIMERS[timer](core)
+    joining.bound_the_return(core)
 
 
 _E = TypeVar("_E", bound=Event)

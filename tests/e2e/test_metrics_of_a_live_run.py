@@ -13,7 +13,6 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prerequisites import install
@@ -228,8 +227,7 @@ def scraped(server: Server) -> None:
         page = answer.read().decode()
     checked = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    newest: Any = server.query("midwatch_checkpoint_age_seconds{} < 60")
-    assert newest, page
+    until(lambda: server.query("midwatch_checkpoint_age_seconds{} < 60"), f"newest checkpoint\n{page}")
 
 
 def test_the_rules_in_the_documentation_are_rules(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -174,6 +175,19 @@ def test_a_part_that_cannot_be_read_is_missing_and_the_rest_is_told(run: Path, t
     page = render(families.look())
     assert "midwatch_attempts_total" not in page
     assert "midwatch_metric" in page
+    families.close()
+
+
+def test_the_first_checkpoint_is_shown_as_soon_as_it_is_there(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter([None, SimpleNamespace(step=10, created_ns=0), None])
+    monkeypatch.setattr(folder_families, "newest_verified", lambda *_, **__: next(found))
+    families = FolderFamilies(run, "r1", run / "checkpoints", tmp_path / "indexes")
+    pages = [render(families.look()) for _ in range(3)]
+    assert ["midwatch_checkpoint_step" in page for page in pages] == [False, True, True], (
+        "it is not listed anew at once"
+    )
     families.close()
 
 

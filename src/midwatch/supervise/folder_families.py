@@ -22,7 +22,7 @@ from midwatch.guards import State
 _SYNC_S: Final = 5.0
 """For the journals of one look, in a thread: a long run that is read for the first time takes several."""
 _LISTING_S: Final = 10.0
-"""Between two looks at the checkpoints: each opens their manifests."""
+"""Between two looks at the checkpoints: each opens their manifests. The first one is shown as soon as it is there."""
 _MOST_VALUES: Final = 10_000
 """Of a script that logs a number for every layer Prometheus gets so many."""
 _log: Final = logging.getLogger("midwatch.page")
@@ -46,7 +46,7 @@ class FolderFamilies:
         self._index: MetricIndex | None = None
         self._counts = LedgerCounts(run_dir / "ledger" / "coordinator.jsonl", CLASSES)
         self._newest: CheckpointInfo | None = None
-        self._listed: float | None = None
+        self._listed = 0.0
         self._troubles: dict[str, str] = {}
 
     def look(self, ranks: frozenset[int] | None = None, *, is_whole: bool = True) -> list[Family]:
@@ -103,7 +103,7 @@ class FolderFamilies:
 
     def _checkpoint(self) -> list[Family]:
         now = time.monotonic()
-        if self._listed is None or now - self._listed >= _LISTING_S:
+        if self._newest is None or now - self._listed >= _LISTING_S:
             self._newest, self._listed = newest_verified(self._checkpoints, run_dir=self._run_dir), now
         if self._newest is None:
             return []

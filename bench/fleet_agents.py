@@ -156,6 +156,7 @@ class FakeAgent:
             attempt=self._running,
             port=29500,
             facts=tuple(self._facts),
+            # Ready-made JSON.
             ranks=ranks.encoded(),  # type: ignore[arg-type]
             counts=ranks.counts(step),  # type: ignore[arg-type]
             seen_order=self._last_order,

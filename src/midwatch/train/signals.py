@@ -39,6 +39,8 @@ class Signals:
         self._read = read
         self._waiting = waiting
         self._own = _NOTHING
+        self._kept = _NOTHING
+        """Beside ``_own``, which a signal handler may change between any two lines."""
         self._flight: tuple[Any, torch.Tensor] | None = None
         self._seen = _NOTHING
         self._heard: Flag | None = None
@@ -50,16 +52,16 @@ class Signals:
     @property
     def is_stop_asked(self) -> bool:
         """By this rank's agent or this process, so far; no agreement."""
-        return bool((self._own | self._read()) & (Flag.STOP | Flag.ABORT))
+        return bool((self._own | self._kept | self._read()) & (Flag.STOP | Flag.ABORT))
 
     def take(self) -> Flag:
         """What this rank asks for now; each request is given once."""
         seen = self._read() & _ASKED
         # The agent's flags stay up until it takes them down: a request is made when one goes up, not while it is up.
-        # At once, for a signal handler may ask between two lines.
         own, self._own = self._own, _NOTHING
+        kept, self._kept = self._kept, _NOTHING
         new, self._seen = seen & ~self._seen, seen
-        return new | own
+        return new | own | kept
 
     def heard(self, asked: Flag) -> None:
         """What any rank has asked for, at the same place on all of them."""
@@ -80,8 +82,7 @@ class Signals:
 
     def keep_for_later(self) -> None:
         """What is on its way becomes a request that is still to be made. All ranks call it at the same place."""
-        kept = self._await_agreement() | (self._heard or _NOTHING)
-        self._own |= kept
+        self._kept |= self._await_agreement() | (self._heard or _NOTHING)
         self._heard = None
 
     def finish(self) -> None:

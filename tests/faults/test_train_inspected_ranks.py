@@ -127,7 +127,8 @@ class Loop:
         step, self.step = self.step, self.step + 1
         self.inspector.begin(step)
         train(step)
-        agreed = self.exchange.agree(step, OnTheWay(self.inspector.measured(step)).numbers(), 0)
+        self.exchange.begin(step, OnTheWay(self.inspector.measured(step)).numbers(), 0)
+        agreed = self.exchange.finish()
         assert agreed is not None
         sample = self.inspector.completed(step, agreed.sample(), agreed.found, agreed.by_rank)
         self.inspector.look(step, is_saved=False)

@@ -147,7 +147,7 @@ def test_across_nodes_the_same_place_is_known_less_exactly() -> None:
 
 BETWEEN_STEPS = (
     *IN_ALL_REDUCE[:2],
-    frame("ControlGroup.gather_numbers", "/x/site-packages/midwatch/checkpoint/group.py"),
+    frame("Gathering.rows", "/x/site-packages/midwatch/checkpoint/group.py"),
     frame("Run._after", "/x/site-packages/midwatch/train/run.py"),
     *IN_ALL_REDUCE[2:],
 )

@@ -31,7 +31,7 @@ def test_a_script_that_waits_for_a_call_it_began_before_waits_for_others() -> No
 
 
 def test_our_own_agreement_still_is_ours() -> None:
-    between = frame("ControlGroup.gather_numbers", "/x/site-packages/midwatch/checkpoint/group.py")
+    between = frame("Gathering.rows", "/x/site-packages/midwatch/checkpoint/group.py")
     assert is_agreement((*WAIT, *IN_ALL_REDUCE[:2], between, *MAIN))
 
 

@@ -155,7 +155,8 @@ class Loop:
         self.inspector.begin(step)
         train()
         numbers = {**OnTheWay(self.inspector.measured(step)).numbers(), **(logged or {})}
-        agreed = self.exchange.agree(step, numbers, 0)
+        self.exchange.begin(step, numbers, 0)
+        agreed = self.exchange.finish()
         assert agreed is not None
         return self.inspector.completed(step, agreed.sample(), agreed.found, agreed.by_rank)
 

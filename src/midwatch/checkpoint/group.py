@@ -29,7 +29,7 @@ class ControlGroup:
         self.rank = rank
         self.world_size = world_size
         self._group: Any = None
-        self._table: torch.Tensor | None = None
+        self._table: _Table | None = None
         if world_size == 1:
             return
         if not (dist.is_available() and dist.is_initialized()):
@@ -82,25 +82,47 @@ class ControlGroup:
             return None
         return dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 
-    def gather_numbers(self, numbers: Sequence[float]) -> list[list[float]]:
-        """Every rank's numbers by rank, on every rank; all give as many.
-
-        Blocking: until the slowest rank is there.
-        """
+    def start_gather(self, numbers: Sequence[float]) -> Gathering:
+        """Begin to bring every rank's numbers to every rank; all give as many. One at a time: wait for it first."""
+        if self._table is None or self._table.row.buffer_info()[1] != len(numbers):
+            self._table = _Table(self.world_size, len(numbers))
+        table = self._table
+        table.row[:] = array("d", numbers)
         if self._group is None:
-            return [list(numbers)]
-        if self._table is None or self._table.shape[1] != len(numbers):
-            # Kept, for this is done in every step.
-            self._table = torch.empty(self.world_size, len(numbers), dtype=torch.float64)
-        mine = torch.frombuffer(array("d", numbers), dtype=torch.float64)
-        dist.all_gather(list(self._table.unbind()), mine, group=self._group)
-        return self._table.tolist()
+            return Gathering(None, table.mine.unsqueeze(0))
+        # Past torch.distributed's own functions, which take longer than all the rest of it: this is done in every step.
+        return Gathering(self._group.allgather(table.places, table.given), table.all)
 
     def start_sum(self, numbers: torch.Tensor) -> Any:
         """Begin an element-wise sum over all ranks, in place; as ``start_max``."""
         if self._group is None:
             return None
         return dist.all_reduce(numbers, op=dist.ReduceOp.SUM, group=self._group, async_op=True)
+
+
+class _Table:
+    """The memory of an exchange that is made over and over: a row for each rank, and this rank's own."""
+
+    def __init__(self, world_size: int, size: int) -> None:
+        self.row = array("d", bytes(8 * size))
+        self.mine = torch.frombuffer(self.row, dtype=torch.float64)
+        self.all = torch.empty(world_size, size, dtype=torch.float64)
+        self.given = [self.mine]
+        self.places = [list(self.all.unbind())]
+
+
+class Gathering:
+    """Numbers on their way."""
+
+    def __init__(self, work: Any, table: torch.Tensor) -> None:
+        self._work = work
+        self._table = table
+
+    def rows(self) -> list[list[float]]:
+        """Every rank's numbers, by rank. Blocking: until the slowest rank has begun as well."""
+        if self._work is not None:
+            self._work.wait()
+        return self._table.tolist()
 
 
 def _packed(message: Any) -> torch.Tensor:

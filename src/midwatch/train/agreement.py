@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 from typing import Any, Final
 
-import msgspec
 import torch
 
 from midwatch.checkpoint import ControlGroup
 from midwatch.core import GuardError
-from midwatch.guards import Finding, Sample, sample_of
+from midwatch.guards import NUMBERS, Finding, Sample
 from midwatch.train.gauges import LR_NAMES
 from midwatch.train.highest import Highest, keys_of, of_keys, of_values
 from midwatch.train.inspecting_numbers import GRADIENT, INSPECTED, Evidence
@@ -22,7 +21,17 @@ from midwatch.train.readings import LOGGED, MEANT, Unwatched, Watch
 SUMMED: Final = ("tokens_per_s", "samples_per_s")
 SPREAD: Final = ("own_s", "data_wait_s", "memory_rss_bytes", "cuda_peak_bytes")
 """Measured by midwatch on each rank, for its records alone: the highest counts, and whose it is."""
-NAMES: Final = (*LOGGED, *SUMMED, *SPREAD, *INSPECTED, "first_position", "position", "now_us", "asked", "place")
+NAMES: Final = (
+    *LOGGED,
+    *SUMMED,
+    *SPREAD,
+    *INSPECTED,
+    "first_position",
+    "position",
+    "now_us",
+    "asked",
+    "place",
+)
 RANKS_AT_ONCE: Final = 64
 """Up to so many ranks the numbers of each are exchanged at every step. Beyond, a sum over all and a maximum are begun
 at one step and looked at one step later: a ring through thousands of ranks takes longer than anybody would wait."""
@@ -35,6 +44,8 @@ PLACES: Final = 1024
 _APART: Final = (*MEANT, GRADIENT)
 _COMPARED: Final = (*_APART, *SPREAD)
 _JOINED: Final = frozenset((*MEANT, *SUMMED, *SPREAD, *INSPECTED))
+_BITS: Final = {name: 1 << place for place, name in enumerate(NAMES)}
+assert len(NAMES) < 53, "which of them a rank has is sent as one number"
 
 
 class Agreed:
@@ -66,13 +77,17 @@ class Agreed:
     def sample(self) -> Sample:
         """For the guards. The learning rates are the plan's: they are lowered within the optimizer's step only."""
         found = self.found
-        known: dict[str, Any] = {name: found[name] for name in LOGGED if name in found and name not in LR_NAMES}
+        known: dict[str, Any] = {name: found[name] for name in NUMBERS if name in found}
         if "lr" in found:
             rates = [found[name] for name in LR_NAMES if name in found]
-            known["lr"] = rates[0] if len(rates) == 1 else rates
-        sample = sample_of(self.step, known)
-        ranks = {"rank_losses": self.by_rank.get("loss"), "rank_norms": self.by_rank.get("grad_norm")}
-        return msgspec.structs.replace(sample, **ranks)
+            known["lr"] = rates[0] if len(rates) == 1 else tuple(rates)
+        return Sample(
+            step=self.step,
+            is_skipped=bool(found.get("skipped")),
+            rank_losses=self.by_rank.get("loss"),
+            rank_norms=self.by_rank.get("grad_norm"),
+            **known,
+        )
 
     def whereabouts(self, finding: Finding) -> dict[str, Any]:
         """What ranks had of a finding's number: the highest, and those that it names."""
@@ -85,82 +100,134 @@ class Agreed:
 
 
 class Exchange:
-    """Brings the ranks' numbers together. ``agree`` is collective."""
+    """Brings the ranks' numbers together, one step's at a time. ``begin`` is collective."""
 
     def __init__(self, group: ControlGroup, watch: Watch | None = None) -> None:
         self._group = group
         self._watch = watch or Unwatched()
         self._evidence = Evidence()
-        self._flight: tuple[int, tuple[Any, ...], torch.Tensor, torch.Tensor] | None = None
+        self._flight: _Flight | None = None
 
     @property
-    def is_late(self) -> bool:
-        """The numbers of a step come out one step later."""
+    def is_wide(self) -> bool:
+        """So many ranks that nobody should wait at once for what was begun."""
         return self._group.world_size > RANKS_AT_ONCE
 
-    def agree(self, step: int, mine: Mapping[str, float], now_us: int, *, is_early: bool = False) -> Agreed | None:
-        """This step's numbers; for very many ranks those of the step before, None at first.
+    def begin(self, step: int, mine: Mapping[str, float], now_us: int, *, is_early: bool = False) -> None:
+        """Send this rank's numbers of a step, when those of the step before are finished; nobody waits.
 
         Args:
             is_early: Before the optimizer's step, which must be so on all ranks.
-
-        Raises:
-            GuardError: GD103 on every rank: some judge before the optimizer's step and others do not. With very many
-                ranks it comes one step later, and does not say which.
-
-        Blocking: until all ranks are there, which after a step of synchronous training they are.
         """
+        assert self._flight is None, "one at a time"
         numbers = {**mine, "place": 2.0 * step + (not is_early)}
         if self._group.rank == 0:
             numbers["now_us"] = float(now_us)
         if self._group.world_size == 1:
-            return self._told(Agreed(step, numbers, {}, {}))
-        if not self.is_late:
-            return self._told(self._gathered(step, numbers))
-        before = self.finish()
-        sums = _summands(numbers, self._group.rank)
-        keys = keys_of([numbers.get(name) for name in _COMPARED], self._group.rank)
-        self._flight = (step, (self._group.start_sum(sums), self._group.start_max(keys)), sums, keys)
-        return before
+            self._flight = _Alone(step, numbers)
+        elif self.is_wide:
+            self._flight = _Sums(step, numbers, self._group)
+        else:
+            self._flight = _Rows(step, numbers, self._group)
 
     def finish(self) -> Agreed | None:
-        """What is still on its way, so that no rank leaves a collective the others are in."""
-        if self._flight is None:
-            return None
-        step, handles, sums, keys = self._flight
-        self._flight = None
-        for handle in handles:
-            handle.wait()
-        return self._told(_from_sums(step, sums.tolist(), dict(zip(_COMPARED, of_keys(keys), strict=True))))
+        """All ranks' numbers of the step that was begun last; None where they were told already.
 
-    def _told(self, agreed: Agreed) -> Agreed:
+        Raises:
+            GuardError: GD103 on every rank: some judge before the optimizer's step and others do not. With very many
+                ranks it does not say which.
+
+        Blocking: until all ranks have begun.
+        """
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return None
+        agreed = flight.land()
         self._evidence.complete(agreed.found)
         self._watch.agreed(agreed)
         return agreed
 
-    def _gathered(self, step: int, numbers: Mapping[str, float]) -> Agreed:
-        row = [float(name in numbers) for name in NAMES] + [numbers.get(name, 0.0) for name in NAMES]
-        columns = list(zip(*self._group.gather_numbers(row), strict=True))
-        _refuse_apart(columns[-1])
-        found: dict[str, float] = {}
-        by_rank: dict[str, dict[int, float]] = {}
-        highest: dict[str, Highest] = {}
-        for name, is_there, values in zip(NAMES, columns, columns[len(NAMES) :], strict=False):
-            if not any(is_there):
-                continue
-            have = {rank: values[rank] for rank, is_known in enumerate(is_there) if is_known}
-            if name == "asked":
-                found[name] = float(reduce(or_, map(int, have.values())))
-                continue
-            if name not in _JOINED:
-                found[name] = next(iter(have.values()))
-                continue
-            found[name] = sum(have.values()) if name in SUMMED else _mean(list(have.values()))
+
+class _Alone:
+    """Of a single rank."""
+
+    def __init__(self, step: int, numbers: dict[str, float]) -> None:
+        self._step = step
+        self._numbers = numbers
+
+    def land(self) -> Agreed:
+        return Agreed(self._step, self._numbers, {}, {})
+
+
+class _Rows:
+    """Each rank's numbers, on their way to all."""
+
+    def __init__(self, step: int, numbers: Mapping[str, float], group: ControlGroup) -> None:
+        self._step = step
+        self._gathering = group.start_gather(_row(numbers))
+
+    def land(self) -> Agreed:
+        return _from_rows(self._step, self._gathering.rows())
+
+
+class _Sums:
+    """Sums and maxima over all ranks."""
+
+    def __init__(self, step: int, numbers: Mapping[str, float], group: ControlGroup) -> None:
+        self._step = step
+        self._sums = _summands(numbers, group.rank)
+        self._keys = keys_of([numbers.get(name) for name in _COMPARED], group.rank)
+        self._handles = (group.start_sum(self._sums), group.start_max(self._keys))
+
+    def land(self) -> Agreed:
+        for handle in self._handles:
+            handle.wait()
+        return _from_sums(self._step, self._sums.tolist(), dict(zip(_COMPARED, of_keys(self._keys), strict=True)))
+
+
+_Flight = _Alone | _Rows | _Sums
+
+
+def _row(numbers: Mapping[str, float]) -> list[float]:
+    """Which of ``NAMES`` there are, one bit each, and then all of them."""
+    known = sum(_BITS[name] for name in numbers if name in _BITS)
+    return [float(known), *[numbers.get(name, 0.0) for name in NAMES]]
+
+
+@cache
+def _named(known: int) -> tuple[tuple[str, int], ...]:
+    """(name, place in a row)."""
+    return tuple((name, place) for place, name in enumerate(NAMES, start=1) if known & _BITS[name])
+
+
+def _from_rows(step: int, rows: list[list[float]]) -> Agreed:
+    """All ranks' numbers, by rank."""
+    _refuse_apart([row[-1] for row in rows])
+    ranks = len(rows)
+    known = [int(row[0]) for row in rows]
+    is_known_alike = known.count(known[0]) == ranks
+    found: dict[str, float] = {}
+    by_rank: dict[str, dict[int, float]] = {}
+    highest: dict[str, Highest] = {}
+    for name, place in _named(known[0] if is_known_alike else reduce(or_, known)):
+        if is_known_alike:
+            have = {rank: row[place] for rank, row in enumerate(rows)}
+        else:
+            have = {rank: row[place] for rank, row in enumerate(rows) if known[rank] & _BITS[name]}
+        values = list(have.values())
+        if name == "asked":
+            found[name] = float(reduce(or_, map(int, values)))
+        elif name not in _JOINED:
+            found[name] = values[0]
+        else:
+            # All alike: exactly that number, whatever their count.
+            is_alike = values.count(values[0]) == len(values)
+            found[name] = sum(values) if name in SUMMED else values[0] if is_alike else sum(values) / len(values)
             if name in SPREAD:
                 highest[name] = of_values(have)
-            elif name in _APART and len(set(have.values())) > 1:
+            elif name in _APART and not is_alike:
                 by_rank[name], highest[name] = have, of_values(have)
-        return Agreed(step, found, by_rank, highest)
+    return Agreed(step, found, by_rank, highest)
 
 
 def _refuse_apart(places: Sequence[float]) -> None:
@@ -174,11 +241,6 @@ def _refuse_spread(total: float, ranks: float, squares: float) -> None:
     """Only where all are alike is the square of the sum as many times the sum of the squares as there are ranks."""
     if int(total) ** 2 != int(ranks) * int(squares):
         raise GuardError("GD103", "some ranks are at another place of the loop than the others")
-
-
-def _mean(values: list[float]) -> float:
-    # All alike: exactly that number, whatever their count.
-    return values[0] if len(set(values)) == 1 else sum(values) / len(values)
 
 
 def _summands(numbers: Mapping[str, float], rank: int) -> torch.Tensor:

@@ -58,7 +58,7 @@ class Guarding:
     # --- what the script says -------------------------------------------------------------------------------------
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Numbers given to ``run.log``."""
+        """Numbers given to ``run.log``, as the recording keeps them."""
         self._readings.add(values)
 
     def at(self, position: int) -> None:
@@ -133,7 +133,7 @@ class Guarding:
         self._readings.put(self._inspector.measured(step))
         due: _Due | None = (step, self._readings.take(step), self._batches)
         self._batches = None
-        if self._is_lagging or self._exchange.is_late:
+        if self._is_lagging or self._exchange.is_wide:
             self._acting.unjudged(step)
         if self._is_lagging:
             due, self._later = self._later, due
@@ -142,26 +142,33 @@ class Guarding:
         self._mind_rates(step)
 
     def _agree(self, step: int, mine: OnTheWay, batches: _Batches) -> None:
-        numbers, signals = _with(mine.numbers(), batches), self._around.signals
-        if not self._exchange.is_late:
-            # One exchange for both: what it costs is its waiting, however much it brings.
-            numbers["asked"] = float(signals.take())
-        agreed = self._exchange.agree(step, numbers, self._now_us())
+        """Send the numbers of a step, and judge it; with very many ranks the step before is judged."""
+        self._judge_sent()
+        numbers = _with(mine.numbers(), batches)
+        if self._exchange.is_wide:
+            self._exchange.begin(step, numbers, self._now_us())
+            return
+        # One exchange for both: what it costs is its waiting, however much it brings.
+        numbers["asked"] = float(self._around.signals.take())
+        self._exchange.begin(step, numbers, self._now_us())
+        self._judge_sent()
+
+    def _judge_sent(self) -> None:
+        agreed = self._exchange.finish()
         if agreed is None:
             return
-        if not self._exchange.is_late:
-            signals.heard(Flag(agreed.asked))
+        if not self._exchange.is_wide:
+            self._around.signals.heard(Flag(agreed.asked))
         self._judge(agreed)
 
     def check(self, step: int, values: Mapping[str, Any]) -> Judgement:
-        """Judge numbers of a step before its optimizer step is made; pauses as ``boundary`` does."""
+        """Judge numbers of a step, as for ``add``, before its optimizer step is made; pauses as ``boundary`` does."""
         self.finish()  # in their order: what was to be judged later comes first
         self._readings.add(values)
         numbers = self._readings.take().numbers()
         numbers |= self._inspector.early(numbers)
-        agreed = self._exchange.agree(step, _with(numbers, self._batches), self._now_us(), is_early=True)
-        if agreed is None:
-            agreed = self._exchange.finish()
+        self._exchange.begin(step, _with(numbers, self._batches), self._now_us(), is_early=True)
+        agreed = self._exchange.finish()
         assert agreed is not None, "begun just now, so it comes out here"
         return self._judge(agreed)
 
@@ -178,9 +185,7 @@ class Guarding:
         if self._later is not None:
             due, self._later = self._later, None
             self._agree(*due)
-        agreed = self._exchange.finish()
-        if agreed is not None:
-            self._judge(agreed)
+        self._judge_sent()
 
     def close(self) -> None:
         """Training is over: the model is let alone."""

@@ -61,21 +61,21 @@ class Gradients:
     def open(self, step: int) -> None:
         """What comes from now on belongs to this step."""
         self._step = step
-        self._seen.clear()
+        self._seen = []
 
-    @torch.no_grad()
     def now(self) -> torch.Tensor | None:
         """1 where all gradients since ``open`` were finite, NaN where not; None where there were none."""
         return _verdict(self._seen) if self._seen else None
 
     def take(self) -> torch.Tensor | None:
         """As ``now``; ends the step."""
-        verdict = self.now()
-        if self._step is not None:
-            self._kept.append((self._step, list(self._seen)))
-        self._step = None
-        self._seen.clear()
-        return verdict
+        seen, step = self._seen, self._step
+        self._seen, self._step = [], None
+        if not seen:
+            return None
+        if step is not None:
+            self._kept.append((step, seen))
+        return _verdict(seen)
 
     def first_bad(self, step: int) -> str:
         """The parameter whose gradient was not finite before the others', in the order of the backward pass; empty
@@ -140,6 +140,7 @@ def _total(gradient: torch.Tensor) -> torch.Tensor:
     return local.sum(dtype=torch.float64 if local.dtype == torch.float64 else torch.float32)
 
 
+@torch.no_grad()
 def _verdict(seen: _Seen) -> torch.Tensor:
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for _, total in seen:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -15,6 +15,7 @@ from midwatch.train.gauges import spelled_out
 
 _OURS = frozenset({"step", "ts_ns", "step_s", "attempt"})
 """Fields that every record has already: a script's word for them must not move a record to another step."""
+_PLAIN: Final = frozenset((float, int, str, bool))
 
 
 class MetricLog:
@@ -31,24 +32,30 @@ class MetricLog:
         self.late_steps = 0
         """So many steps later numbers of a step may still come (``note``): its record waits for them."""
 
-    def add(self, step: int | None, values: Mapping[str, Any], *, gives_way: bool = False) -> None:
+    def add(self, step: int | None, values: Mapping[str, Any], *, gives_way: bool = False) -> dict[str, Any]:
         """Keep one step's values; several calls in one step make one record.
 
         Args:
             step: The current one; None before the first.
             gives_way: To what was added of this step by the same name.
 
+        Returns:
+            The values as they are kept.
+
         Raises:
             TypeError: For anything but numbers, one-element tensors and text.
         """
         values = spelled_out(values)
-        kept = {name: _keep(name, value) for name, value in values.items() if name not in _OURS}
+        kept = {
+            name: value if type(value) in _PLAIN else _keep(name, value)
+            for name, value in values.items()
+            if name not in _OURS
+        }
         self._last.update(kept)
         if self._journal is not None:
             record = self._record(step)
-            for name, value in kept.items():
-                if not gives_way or name not in record:
-                    record[name] = value
+            record.update({**kept, **record} if gives_way else kept)
+        return kept
 
     def note(self, step: int, numbers: Mapping[str, Any], *, is_better: bool = False) -> None:
         """Add numbers of midwatch's own to a step, also to one that is over; ``latest`` does not know them.
@@ -125,7 +132,7 @@ def _keep(name: str, value: Any) -> Any:
             raise TypeError(f"run.log({name}=...) wants one number, not a tensor of shape {tuple(value.shape)}")
         # A copy: the script may go on to change it in place.
         return local.item() if local.device.type == "cpu" else local.clone()
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (int, float, str)):
         return value
     if hasattr(value, "item"):  # a NumPy scalar
         return value.item()

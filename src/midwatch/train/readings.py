@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 
 from midwatch.guards import NUMBERS, Finding
-from midwatch.train.gauges import LR_NAMES, spelled_out
+from midwatch.train.gauges import LR_NAMES
 from midwatch.train.tensors import Copied, begin_copy, local_part
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ MEANT: Final = ("loss", "grad_norm")
 TAKEN: Final = (*LR_NAMES, *(name for name in NUMBERS if name not in MEANT), "skipped")
 """Numbers that are the same on all ranks: the lowest rank's counts, so that one rank may log for all."""
 LOGGED: Final = (*MEANT, *TAKEN)
+_LOGGED: Final = frozenset(LOGGED)
 
 
 class Watch(Protocol):
@@ -65,11 +66,10 @@ class Readings:
         self._values: dict[str, Any] = {}
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Keep the numbers that the guards know, by their names in ``run.log``. Nothing is waited for."""
-        values = spelled_out(values)
-        for name in LOGGED:
-            if name in values:
-                self._values[name] = _kept(values[name])
+        """Keep the numbers that the guards know, by their names in ``run.log``; nobody may change them any more."""
+        for name, value in values.items():
+            if name in _LOGGED:
+                self._values[name] = value
 
     def put(self, values: Mapping[str, Any]) -> None:
         """Numbers of midwatch's own, by names that no script can log by."""
@@ -96,14 +96,15 @@ class OnTheWay:
 
     def __init__(self, values: Mapping[str, Any], step: int | None = None, watch: Watch | None = None) -> None:
         tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-        self._values = {**values, **{name: begin_copy(value) for name, value in tensors.items()}}
+        self._values = {**values, **{name: begin_copy(value) for name, value in tensors.items()}} if tensors else values
         self._step = step
         self._watch = watch
-        self._copied = Copied(value.device for value in tensors.values())
+        self._copied = Copied(value.device for value in tensors.values()) if tensors else None
 
     def numbers(self) -> dict[str, float]:
         """On the host. To be called once, in the order of the steps."""
-        self._copied.wait()
+        if self._copied is not None:
+            self._copied.wait()
         found = {name: number for name, value in self._values.items() if (number := _number(value)) is not None}
         if self._step is not None and self._watch is not None:
             self._watch.settled(self._step, found)
@@ -119,6 +120,8 @@ def _kept(value: Any) -> Any:
 
 
 def _number(value: Any) -> float | None:
+    if type(value) is float:
+        return value
     if hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, (int, float)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any, Final
 
 import torch
@@ -29,6 +30,8 @@ from midwatch.train.waits import DdpTimer, Waits
 
 _OF_RANKS: Final = ("loss", "grad_norm")
 """Of the script's numbers those that are told as a mean, with the highest and whose it is."""
+_TOLD: Final = (*SUMMED, *MADE)
+_WITH_HIGHEST: Final = frozenset((*_OF_RANKS, *SPREAD))
 _COUNTED: Final = {"tokens": "tokens_per_s", "samples": "samples_per_s"}
 """What a script says a step has read on its rank, and the rate that is made of it."""
 
@@ -63,19 +66,20 @@ class Recording:
 
     # --- what the script says -------------------------------------------------------------------------------------
 
-    def log(self, step: int | None, values: Mapping[str, Any]) -> None:
+    def log(self, step: int | None, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Numbers given to ``run.log``.
+
+        Returns:
+            The same, as they are kept: a number for each parameter group, and none that the script can change.
 
         Raises:
             TypeError: For anything but numbers, one-element tensors and text; a list for ``lr``.
         """
-        self._metrics.add(step, values)
+        kept = self._metrics.add(step, values)
         for name in _COUNTED:
-            value = values.get(name)
-            if isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1):
-                self._counts[name] = value
-            elif value is not None and not isinstance(value, (torch.Tensor, str)):
-                self._counts[name] = float(value)  # a NumPy number
+            if name in kept and not isinstance(kept[name], (str, NoneType)):
+                self._counts[name] = kept[name]
+        return kept
 
     def log_rank(self, step: int | None, values: Mapping[str, Any]) -> None:
         """Numbers given to ``run.log_rank``; raises as ``log``."""
@@ -158,15 +162,16 @@ class Recording:
         if self._who.rank != 0:
             return
         found, highest = agreed.found, agreed.highest
+        told = {name: found[name] for name in _TOLD if name in found}
         if self._who.world_size > 1:
+            # What another rank logged for all of them, too.
+            told |= {name: found[name] for name in _OF_RANKS if name in found}
+            for name, top in highest.items():
+                if name in _WITH_HIGHEST:
+                    told[f"{name}_max"], told[f"{name}_max_rank"] = top
             apart = {name: found[name] for name in _OF_RANKS if name in highest}
             self._metrics.note(agreed.step, apart, is_better=True)
-            # One that another rank logged for all of them.
-            self._metrics.note(agreed.step, {name: found[name] for name in _OF_RANKS if name in found})
-            for name in (*_OF_RANKS, *SPREAD):
-                if (top := highest.get(name)) is not None:
-                    self._metrics.note(agreed.step, {f"{name}_max": top.value, f"{name}_max_rank": top.rank})
-        self._metrics.note(agreed.step, {name: found[name] for name in (*SUMMED, *MADE) if name in found})
+        self._metrics.note(agreed.step, told)
 
     def found(self, findings: Iterable[Finding]) -> None:
         """A rank that is named writes down its own numbers."""

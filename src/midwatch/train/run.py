@@ -207,8 +207,7 @@ class Run:
         Raises:
             TypeError: For anything but numbers, one-element tensors and text; ``lr`` may be a list, one for each group.
         """
-        self._open()[2].log(self._step, values)
-        self._guarding.add(values)
+        self._guarding.add(self._open()[2].log(self._step, values))
 
     def log_rank(self, **values: Any) -> None:
         """Keep numbers that only this rank has, in a journal of its own; any rank may, at any step.
@@ -233,8 +232,8 @@ class Run:
             SystemExit: 94 to go back to an older checkpoint, 93 when a person must look, 75 stopped while paused.
         """
         # Where the run is paused by them, people look for these numbers.
-        self._open()[2].log(self._step, values)
-        return self._guarding.check(self._step or 0, values)
+        kept = self._open()[2].log(self._step, values)
+        return self._guarding.check(self._step or 0, kept)
 
     def skips(self, position: int) -> bool:
         """Whether this batch is to be left out, as was decided after the loss went astray.

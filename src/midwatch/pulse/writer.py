@@ -37,6 +37,9 @@ from midwatch.pulse.slotfile import SlotFile
 
 _PHASE_ID: Final = {name: number for number, name in enumerate(PHASES)}
 _STEP: Final = _PHASE_ID["step"]
+_ALL_FLAGS: Final = int(sum(Flag))
+_FLAGS: Final = tuple(map(Flag, range(_ALL_FLAGS + 1)))
+"""Made once: to make one of a number takes longer than to read the number."""
 _INIT_STATE, _RUNNING, _FINISHED = 1, 2, 3
 
 
@@ -172,7 +175,7 @@ class PulseWriter:
 
     def flags(self) -> Flag:
         """What the agent asks; costs less than a microsecond, look between steps."""
-        return Flag(CONTROL.unpack_from(self._map, self._base + CONTROL_AT)[0])
+        return _FLAGS[CONTROL.unpack_from(self._map, self._base + CONTROL_AT)[0] & _ALL_FLAGS]
 
     def close(self) -> None:
         self._file.close()
@@ -243,7 +246,7 @@ class NullPulse:
         pass
 
     def flags(self) -> Flag:
-        return Flag(0)
+        return _FLAGS[0]
 
     def close(self) -> None:
         pass

@@ -21,17 +21,7 @@ from midwatch.train.readings import LOGGED, MEANT, Unwatched, Watch
 SUMMED: Final = ("tokens_per_s", "samples_per_s")
 SPREAD: Final = ("own_s", "data_wait_s", "memory_rss_bytes", "cuda_peak_bytes")
 """Measured by midwatch on each rank, for its records alone: the highest counts, and whose it is."""
-NAMES: Final = (
-    *LOGGED,
-    *SUMMED,
-    *SPREAD,
-    *INSPECTED,
-    "first_position",
-    "position",
-    "now_us",
-    "asked",
-    "place",
-)
+NAMES: Final = (*LOGGED, *SUMMED, *SPREAD, *INSPECTED, "first_position", "position", "now_us", "asked", "place")
 RANKS_AT_ONCE: Final = 64
 """Up to so many ranks the numbers of each are exchanged at every step. Beyond, a sum over all and a maximum are begun
 at one step and looked at one step later: a ring through thousands of ranks takes longer than anybody would wait."""

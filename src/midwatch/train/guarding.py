@@ -26,6 +26,7 @@ from midwatch.train.readings import OnTheWay, Readings, Watch
 
 _log = logging.getLogger(__name__)
 
+_NOTHING = Flag(0)
 _Batches = tuple[int, int] | None
 """The first and the last batch of a step."""
 _Due = tuple[int, OnTheWay, _Batches]
@@ -158,7 +159,7 @@ class Guarding:
         if agreed is None:
             return
         if not self._exchange.is_wide:
-            self._around.signals.heard(Flag(agreed.asked))
+            self._around.signals.heard(Flag(agreed.asked) if agreed.asked else _NOTHING)
         self._judge(agreed)
 
     def check(self, step: int, values: Mapping[str, Any]) -> Judgement:

@@ -44,6 +44,7 @@ class _Watched:
         self.sums: Sums | None = None
         """Of the step that was looked at last and is not told yet."""
 
+    @torch.no_grad()
     def before(self, optimizer: Any, *, is_counting: bool) -> None:
         with_gradient: list[torch.Tensor] = []
         if is_counting:
@@ -53,8 +54,11 @@ class _Watched:
 
     def after(self, optimizer: Any) -> None:
         before, self._before = self._before, None
-        if before is None or not self._batches:
-            return
+        if before is not None and self._batches:
+            self._compare(before, optimizer)
+
+    @torch.no_grad()
+    def _compare(self, before: _Before, optimizer: Any) -> None:
         found = [_moved(batch, was) for batch, was in zip(self._batches, before.samples, strict=True)]
         if before.with_gradient:
             asked = zip(found, self._batches, before.samples, before.with_gradient, strict=True)
@@ -145,13 +149,11 @@ class Updates:
             self._overflows.append(overflow if isinstance(overflow, torch.Tensor) else None)
             self._shield.do(self._look_after, optimizer)
 
-    @torch.no_grad()
     def _look_before(self, optimizer: Any) -> None:
         watched = self._watched(optimizer)
         if watched.sums is None and self._is_due(self._told_at, UPDATE_EVERY):
             watched.before(optimizer, is_counting=self._is_due(self._counted_at, self._every))
 
-    @torch.no_grad()
     def _look_after(self, optimizer: Any) -> None:
         watched = self._watched(optimizer)
         watched.stepped_at = self._step or 0

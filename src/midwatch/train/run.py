@@ -339,7 +339,7 @@ class Run:
         recording.end_step(step, save_numbers(step, checkpointer.health, self.resumed) | self._guarding.rates.numbers)
         asked = signals.at_boundary()
         is_due = step > 0 and step % self.config.checkpoint.interval == 0
-        is_wanted = is_due or is_last or bool(asked & (Flag.STOP | Flag.SAVE))
+        is_wanted = is_due or is_last or bool(asked)
         self._guarding.look(step, is_saved=is_wanted)
         if is_first or is_wanted:
             self._say(self._code.look(step))
@@ -357,7 +357,7 @@ class Run:
             checkpointer.meet()
         if is_first and self._env.is_supervised and self._env.local_rank == 0:
             note_imports(self._paths.run_dir, self._env.node)
-        if asked & Flag.STOP and not is_last:
+        if asked and asked & Flag.STOP and not is_last:
             self._guarding.finish()
             signals.finish()
             self._settle()

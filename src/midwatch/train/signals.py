@@ -57,6 +57,9 @@ class Signals:
     def take(self) -> Flag:
         """What this rank asks for now; each request is given once."""
         seen = self._read() & _ASKED
+        if not (seen or self._own or self._kept):  # in nearly all steps; the rest of this takes longer
+            self._seen = _NOTHING
+            return _NOTHING
         # The agent's flags stay up until it takes them down: a request is made when one goes up, not while it is up.
         own, self._own = self._own, _NOTHING
         kept, self._kept = self._kept, _NOTHING
@@ -65,14 +68,14 @@ class Signals:
 
     def heard(self, asked: Flag) -> None:
         """What any rank has asked for, at the same place on all of them."""
-        self._heard = asked if self._heard is None else self._heard | asked
+        self._heard = self._heard | asked if self._heard else asked
 
     def at_boundary(self) -> Flag:
         """The requests to act on after this step, the same on every rank; each is reported once."""
         agreed, heard = self._await_agreement(), self._heard
         self._heard = None
         if heard is not None:
-            return agreed | heard
+            return agreed | heard if agreed else heard
         mine = self.take()
         if self._group.world_size == 1:
             return mine

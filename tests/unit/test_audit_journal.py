@@ -11,6 +11,8 @@ import pytest
 
 from midwatch.audit import Journal, read_journal
 from midwatch.audit.journal import MAX_WAITING_BYTES
+from midwatch.audit.line import plain_data
+from midwatch.config import REDACTED
 
 
 def write(path: Path, steps: list[int], start: int | None = None, **extra: Any) -> None:
@@ -114,3 +116,14 @@ def test_memory_is_bounded_while_the_disk_refuses(tmp_path: Path, monkeypatch: p
 def test_planted_keys_do_not_reach_the_journal(tmp_path: Path) -> None:
     write(tmp_path / "a0001.jsonl", [1], api_key="planted")
     assert b"planted" not in (tmp_path / "a0001.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["loss", "password", "db_password", "token", "größe", "x" * 20_000])
+@pytest.mark.parametrize("value", [3, 0.5, 2**70])
+def test_a_record_of_numbers_alone_is_written_as_one_with_text_beside_them(name: str, value: float) -> None:
+    with_text = plain_data({name: value, "note": "text"})
+    assert plain_data({name: value}) == {key: kept for key, kept in with_text.items() if key != "note"}
+
+
+def test_a_number_under_the_name_of_a_password_is_no_number_to_write_down() -> None:
+    assert plain_data({"loss": 2.5, "password": 1234}) == {"loss": 2.5, "password": REDACTED}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from typing import Any
@@ -341,6 +342,30 @@ def test_of_two_ranks_that_part_none_is_blamed() -> None:
         other = 2.0 if step < 250 else 2.3
         found += guards.observe(Sample(step=step, rank_norms={0: 2.0 + 0.01 * math.sin(step), 1: other})).findings
     assert [one.ranks for one in found] == [()]
+
+
+@pytest.mark.parametrize("at", [403, 408])
+def test_a_drift_is_seen_over_a_save_and_through_steps_without_a_value(at: int) -> None:
+    """One that the others never see, too: JSON is what a checkpoint keeps."""
+
+    def run(split: int | None) -> list[Any]:
+        source, guards = random.Random(5), Guards()
+        found: list[Any] = []
+        for step in range(700):
+            if step == split:
+                state = json.loads(json.dumps(guards.state_dict()))
+                guards = Guards()
+                guards.load_state_dict(state)
+            losses = {rank: 2.0 * (1 + source.gauss(0, 0.03)) for rank in range(8)}
+            losses[5] *= 1.08 if step >= 400 else 1.0
+            losses[3] = NAN if step % 7 == 0 else losses[3]
+            del losses[step % 5]
+            found += guards.observe(Sample(step=step, rank_norms=losses)).findings
+        return [one for one in found if one.kind == "rank_apart"]
+
+    whole = run(None)
+    assert [one.ranks for one in whole] == [(5,)]
+    assert run(at) == whole
 
 
 def resumed_at(at: int, factor: float) -> list[tuple[str, str, int]]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, Final
 
 from midwatch.guards.finding import Finding
 from midwatch.guards.trend import TO_SIGMA, unlog
 from midwatch.guards.window import RollingMedian, middle
 
+BLOCK: Final = 8
+"""Steps that are looked at together: of 64 values few change meanwhile, and with many ranks the look is what costs."""
 BASELINE: Final = 128
 LATELY: Final = 64
 LIMIT_Z: Final = 8.0
@@ -25,30 +28,31 @@ MOST: Final = 6.0
 FLOOR: Final = 0.004
 SCALE_WINDOW: Final = 256
 
+_Row = dict[int, float]
+"""By rank."""
+
 
 class _Rank:
-    """The distances of one rank: the baseline's count and sum, and the last ones."""
+    """The distances of one rank: the baseline's count and mean, and the means of the last blocks."""
 
     def __init__(self) -> None:
         self.count = 0
         self.base = 0.0
-        self.lately: deque[float] = deque(maxlen=LATELY)
-        self.total = 0.0
+        self.lately: deque[float] = deque(maxlen=LATELY // BLOCK)
         self.is_told = False
 
-    def add(self, distance: float) -> None:
+    def add(self, distances: list[float]) -> None:
+        """One block's."""
         if self.count < BASELINE:
-            self.count += 1
-            self.base += (distance - self.base) / self.count
+            self.count += len(distances)
+            self.base += (sum(distances) - self.base * len(distances)) / self.count
             return
-        if len(self.lately) == LATELY:
-            self.total -= self.lately[0]
-        self.lately.append(distance)
-        self.total += distance
+        self.lately.append(sum(distances) / len(distances))
 
     @property
     def shift(self) -> float | None:
-        return self.total / LATELY - self.base if len(self.lately) == LATELY else None
+        full = self.lately.maxlen
+        return sum(self.lately) / len(self.lately) - self.base if len(self.lately) == full else None
 
 
 class RankGuard:
@@ -58,21 +62,27 @@ class RankGuard:
         self._metric = metric
         self._ranks: dict[int, _Rank] = {}
         self._typical = RollingMedian(SCALE_WINDOW)
+        self._waiting: list[_Row] = []
+        """Logarithms of the steps since the last block."""
 
     def judge(self, step: int, values: Mapping[int, float]) -> list[Finding]:
         """Take one step's local values; those that are not positive and finite are others' business."""
         logs = {rank: math.log(value) for rank, value in values.items() if 0 < value < math.inf}
         if len(logs) < 2:
             return []
-        center = middle(sorted(logs.values()))
-        distances = {rank: value - center for rank, value in logs.items()}
-        self._typical.add(middle(sorted(abs(distance) for distance in distances.values())))
+        self._waiting.append(logs)
+        if len(self._waiting) < BLOCK:
+            return []
+        rows, self._waiting = [_distances(row) for row in self._waiting], []
+        for row in rows:
+            self._typical.add(middle(sorted(map(abs, row.values()))))
         scale = max(FLOOR, TO_SIGMA * self._typical.median)
         found: list[Finding] = []
-        for rank, distance in distances.items():
+        for rank in dict.fromkeys(chain.from_iterable(rows)):
             one = self._ranks.setdefault(rank, _Rank())
-            one.add(min(MOST * scale, max(-MOST * scale, distance)))
-            finding = self._apart(step, rank, one, values[rank], scale)
+            one.add(_within([row[rank] for row in rows if rank in row], MOST * scale))
+            # One that has no usable value now is another rule's to name.
+            finding = self._apart(step, rank, one, values[rank], scale) if rank in logs else None
             found += [finding] if finding is not None else []
         # Of two ranks that part nobody can say which is the odd one.
         return _both(found) if len(logs) == 2 else found
@@ -101,18 +111,34 @@ class RankGuard:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        ranks = [
-            [rank, one.count, one.base, list(one.lately), one.total, one.is_told] for rank, one in self._ranks.items()
-        ]
-        return {"ranks": ranks, "typical": list(self._typical.values)}
+        return {
+            "ranks": [[rank, one.count, one.base, list(one.lately), one.is_told] for rank, one in self._ranks.items()],
+            "typical": list(self._typical.values),
+            "waiting": [[list(pair) for pair in row.items()] for row in self._waiting],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """One from before steps were looked at in blocks is left aside: the ranks are learned anew."""
         self._ranks = {}
-        for rank, count, base, lately, total, is_told in state["ranks"]:
+        waiting = state.get("waiting")
+        for rank, count, base, lately, is_told in state["ranks"] if waiting is not None else ():
             one = self._ranks[rank] = _Rank()
-            one.count, one.base, one.total, one.is_told = count, base, total, is_told
+            one.count, one.base, one.is_told = count, base, is_told
             one.lately.extend(lately)
+        self._waiting = [dict(row) for row in waiting or ()]
         self._typical = RollingMedian(SCALE_WINDOW, state["typical"])
+
+
+def _distances(logs: _Row) -> _Row:
+    """From the middle of all ranks."""
+    center = middle(sorted(logs.values()))
+    return {rank: value - center for rank, value in logs.items()}
+
+
+def _within(distances: list[float], limit: float) -> list[float]:
+    if max(distances) <= limit and min(distances) >= -limit:
+        return distances
+    return [min(limit, max(-limit, distance)) for distance in distances]
 
 
 def _both(found: list[Finding]) -> list[Finding]:

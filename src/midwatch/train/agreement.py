@@ -34,6 +34,8 @@ PLACES: Final = 1024
 _APART: Final = (*MEANT, GRADIENT)
 _COMPARED: Final = (*_APART, *SPREAD)
 _JOINED: Final = frozenset((*MEANT, *SUMMED, *SPREAD, *INSPECTED))
+_ASKED: Final = 1 + NAMES.index("asked")
+"""Its place in a row."""
 _BITS: Final = {name: 1 << place for place, name in enumerate(NAMES)}
 assert len(NAMES) < 53, "which of them a rank has is sent as one number"
 
@@ -200,23 +202,20 @@ def _from_rows(step: int, rows: list[list[float]]) -> Agreed:
     by_rank: dict[str, dict[int, float]] = {}
     highest: dict[str, Highest] = {}
     for name, place in _named(known[0] if is_known_alike else reduce(or_, known)):
-        if is_known_alike:
-            have = {rank: row[place] for rank, row in enumerate(rows)}
-        else:
-            have = {rank: row[place] for rank, row in enumerate(rows) if known[rank] & _BITS[name]}
-        values = list(have.values())
-        if name == "asked":
-            found[name] = float(reduce(or_, map(int, values)))
-        elif name not in _JOINED:
-            found[name] = values[0]
-        else:
-            # All alike: exactly that number, whatever their count.
-            is_alike = values.count(values[0]) == len(values)
-            found[name] = sum(values) if name in SUMMED else values[0] if is_alike else sum(values) / len(values)
-            if name in SPREAD:
-                highest[name] = of_values(have)
-            elif name in _APART and not is_alike:
-                by_rank[name], highest[name] = have, of_values(have)
+        who = range(ranks) if is_known_alike else [rank for rank in range(ranks) if known[rank] & _BITS[name]]
+        if name not in _JOINED:
+            found[name] = rows[who[0]][place]
+            continue
+        values = [rows[rank][place] for rank in who]
+        # All alike: exactly that number, whatever their count.
+        is_alike = values.count(values[0]) == len(values)
+        found[name] = sum(values) if name in SUMMED else values[0] if is_alike else sum(values) / len(values)
+        if name in SPREAD or (name in _APART and not is_alike):
+            have = dict(zip(who, values, strict=True))
+            highest[name] = of_values(have)
+            if name in _APART:
+                by_rank[name] = have
+    found["asked"] = float(reduce(or_, [int(row[_ASKED]) for row in rows]))
     return Agreed(step, found, by_rank, highest)
 
 

@@ -26,8 +26,12 @@ class Highest(NamedTuple):
 
 def of_values(values: Mapping[int, float]) -> Highest:
     """By rank, at least one."""
-    rank = max(values, key=lambda rank: (math.isnan(values[rank]), values[rank], -rank))
-    return Highest(values[rank], rank)
+    numbers = values.values()
+    odd = [rank for rank, value in values.items() if math.isnan(value)]
+    if odd:
+        return Highest(math.nan, min(odd))
+    highest = max(numbers)
+    return Highest(highest, min(rank for rank, value in values.items() if value == highest))
 
 
 def keys_of(values: Sequence[float | None], rank: int) -> torch.Tensor:

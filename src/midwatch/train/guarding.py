@@ -33,7 +33,7 @@ _Due = tuple[int, OnTheWay, _Batches]
 
 
 class Guarding:
-    """One rank's guards. ``begin``, ``boundary`` and ``check`` are collective."""
+    """One rank's guards. ``begin``, ``send``, ``boundary`` and ``check`` are collective."""
 
     def __init__(
         self, config: GuardsConfig, around: Around, watch: Watch, inspector: Inspector, *, is_scaling_dynamic: bool
@@ -124,11 +124,10 @@ class Guarding:
         if self._inspector.look(step, is_saved=is_saved):
             self._acting.unjudged(step)
 
-    def boundary(self, step: int) -> None:
-        """A step is done. Pauses, and leaves the process, where the breaker says so.
+    def send(self, step: int) -> None:
+        """A step is done, and its numbers leave for the other ranks.
 
-        With a GPU the numbers of the step before are judged: to wait for this one's would keep the host from
-        launching the next.
+        With a GPU those of the step before do: to wait for this one's would keep the host from launching the next.
         """
         self._compare()
         self._readings.put(self._inspector.measured(step))
@@ -139,20 +138,24 @@ class Guarding:
         if self._is_lagging:
             due, self._later = self._later, due
         if due is not None:
-            self._agree(*due)
-        self._mind_rates(step)
+            self._begin(*due)
 
-    def _agree(self, step: int, mine: OnTheWay, batches: _Batches) -> None:
-        """Send the numbers of a step, and judge it; with very many ranks the step before is judged."""
-        self._judge_sent()
+    def _begin(self, step: int, mine: OnTheWay, batches: _Batches) -> None:
+        self._judge_sent()  # with very many ranks: the step before
         numbers = _with(mine.numbers(), batches)
-        if self._exchange.is_wide:
-            self._exchange.begin(step, numbers, self._now_us())
-            return
-        # One exchange for both: what it costs is its waiting, however much it brings.
-        numbers["asked"] = float(self._around.signals.take())
+        if not self._exchange.is_wide:
+            # One exchange for both: what it costs is its waiting, however much it brings.
+            numbers["asked"] = float(self._around.signals.take())
         self._exchange.begin(step, numbers, self._now_us())
-        self._judge_sent()
+
+    def boundary(self, step: int) -> None:
+        """Judge what was sent; with very many ranks that is not waited for before the next step is done.
+
+        Pauses, and leaves the process, where the breaker says so.
+        """
+        if not self._exchange.is_wide:
+            self._judge_sent()
+        self._mind_rates(step)
 
     def _judge_sent(self) -> None:
         agreed = self._exchange.finish()
@@ -185,7 +188,7 @@ class Guarding:
         self._compare()
         if self._later is not None:
             due, self._later = self._later, None
-            self._agree(*due)
+            self._begin(*due)
         self._judge_sent()
 
     def close(self) -> None:

@@ -334,9 +334,11 @@ class Run:
         if self._pulse.flags() & Flag.ABORT:
             session.recorder.record("run.aborted", step=step)
             self._leave(EXIT_FAILED, CRASH_FLUSH_S)
+        self._guarding.send(step)
+        # While the numbers are on their way.
         self._guarding.saved(checkpointer.poll())
-        self._guarding.boundary(step)
         recording.end_step(step, save_numbers(step, checkpointer.health, self.resumed) | self._guarding.rates.numbers)
+        self._guarding.boundary(step)
         asked = signals.at_boundary()
         is_due = step > 0 and step % self.config.checkpoint.interval == 0
         is_wanted = is_due or is_last or bool(asked)

@@ -56,6 +56,9 @@ class NoGuards:
         if self._decided is not None:
             self._decided.lower(tracked.values())
 
+    def send(self, step: int) -> None:
+        pass
+
     def boundary(self, step: int) -> None:
         if self.rates.is_without_effect():
             error = without_effect(self.rates)

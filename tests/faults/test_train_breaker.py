@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from breaker_jobs import SICK, TOTAL, Job, jobs_in
 
-from midwatch.audit import Desk
+from midwatch.audit import Desk, merged
 from midwatch.core import SYSTEM_CLOCK
 
 pytestmark = [pytest.mark.torch, pytest.mark.procs]
@@ -114,6 +114,46 @@ def test_lowered_rates_hold_after_a_restart_also_where_the_script_sets_them(jobs
     again = job.steps()[SICK[0] :]
     assert again[0][0] == 11
     assert {rate for _, _, rate in again} == {0.05}
+
+
+def test_rates_that_are_lifted_in_training_are_the_plans_from_the_next_save_on_and_for_good(
+    jobs: Callable[..., Job],
+) -> None:
+    job = jobs((26,), factor="0", plan={"rate": 0.1}, checkpoint={"save_optimizer": False})
+    ranks = job.start(world=2)
+    job.until_paused()
+    job.decide("lower-lr", "--factor", "0.5", "--before", "11")
+    assert [job.wait(process) for process in ranks] == [94, 94], job.story()
+    ranks = job.start(world=2)
+    job.until_paused(2)
+    job.decide("lift", "--lr")
+    assert "will be lifted" in job.midwatch("breaker", "show", str(job.run_dir))
+    job.decide("go-on")
+    assert [job.wait(process) for process in ranks] == [0, 0], job.story()
+    assert [(told["reason"], told["lowered"]) for told in job.events("breaker.lifted")] == [("test", [0.5])]
+    assert [line.step for line in merged(job.run_dir) if line.event == "breaker.lifted"] == [30]
+    job.plan["total"] = TOTAL + 4
+    assert [job.wait(process) for process in job.start(world=2)] == [0, 0], job.story()
+    for rank in range(2):
+        again = [(step, rate) for step, _, rate in job.steps(rank)[26:]]
+        assert {rate for step, rate in again if step <= 30} == {0.05}
+        assert {rate for step, rate in again if step > 30} == {0.1}
+        assert again[-1][0] == TOTAL + 3
+    assert job.shown()["in_force"]["lowered"] == []
+
+
+def test_batches_that_are_lifted_while_no_process_is_there_are_trained_on(jobs: Callable[..., Job]) -> None:
+    job = jobs((26,))
+    (process,) = job.start()
+    job.until_paused()
+    job.decide("skip", "--first", "26", "--last", "28")
+    assert job.wait(process) == 94, job.story()
+    job.decide("lift", "--first", "28", "--last", "28")
+    (process,) = job.start()
+    assert job.wait(process) == 0, job.story()
+    trained_on = {batch for _, batch, _ in job.steps()[26:]}
+    assert trained_on & {26, 27, 28} == {28}
+    assert [told["skipped"] for told in job.events("breaker.lifted")] == [[[28, 28]]]
 
 
 def test_two_ranks_pause_together_and_the_sick_one_is_named(jobs: Callable[..., Job]) -> None:

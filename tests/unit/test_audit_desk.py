@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from midwatch.audit import Desk, InForce
+from midwatch.audit import Desk, InForce, Lift
 from midwatch.checkpoint import ControlGroup
 from midwatch.config import GuardsConfig
-from midwatch.core import NullRecorder
+from midwatch.core import FencedError, NullRecorder
+from midwatch.storage import Fence, claim_attempt
 from midwatch.train.acting import Acting
 from midwatch.train.around import Around
 
@@ -56,6 +57,27 @@ def test_only_the_writer_sets_a_damaged_file_aside(tmp_path: Path) -> None:
     writer.keep_in_force(InForce(skipped=[(1, 2)]))
     assert damaged.with_name("in-force.json.damaged").read_text() == '{"skipped": [[1'
     assert Desk(tmp_path).in_force().is_skipped(2)
+
+
+def test_a_process_of_an_older_attempt_writes_nothing_back_into_force(tmp_path: Path) -> None:
+    old, new = (claim_attempt(tmp_path, run="r", inventory=()) for _ in range(2))
+    Desk(tmp_path, is_writer=True, fence=Fence(tmp_path, new).check).keep_in_force(InForce())
+    with pytest.raises(FencedError):
+        Desk(tmp_path, is_writer=True, fence=Fence(tmp_path, old).check).keep_in_force(InForce(skipped=[(1, 2)]))
+    assert Desk(tmp_path).in_force() == InForce()
+
+
+def test_lifts_stay_until_they_are_done_and_are_no_decisions(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, is_writer=True)
+    for name in ("ada", "bob"):
+        desk.leave_lift(Lift(by=name, reason="passed"))
+    desk.leave_lift(Lift(by="eve", reason="passed")).write_text("{")
+    for _ in range(2):
+        assert [lift.by for lift in desk.lifts().values()] == ["ada", "bob"]
+    assert (desk.take(), desk.waiting()) == ([], [])
+    assert len(list((desk.folder / "lifts").glob("*.damaged"))) == 1
+    desk.put_lift_away(next(iter(desk.lifts())))
+    assert [lift.by for lift in desk.lifts().values()] == ["bob"]
 
 
 @pytest.mark.torch

@@ -1,7 +1,8 @@
 """What happened, with which code and settings: ledger, metrics journal, provenance."""
 
-from midwatch.audit.desk import Desk, InForce, Lowered
+from midwatch.audit.desk import Desk
 from midwatch.audit.following import new_lines, skip_history
+from midwatch.audit.in_force import Batches, InForce, Lift, Lowered, lift_from, outside
 from midwatch.audit.journal import Journal, read_journal
 from midwatch.audit.journals import journal_name
 from midwatch.audit.ledger import Ledger, Seal, seal_of
@@ -32,6 +33,7 @@ from midwatch.audit.verify import LedgerProblem, LedgerReport, RunLedgerReport, 
 __all__ = [
     "GENESIS",
     "AttemptRecord",
+    "Batches",
     "CodeTexts",
     "Desk",
     "EarlyLook",
@@ -43,6 +45,7 @@ __all__ = [
     "LedgerLine",
     "LedgerProblem",
     "LedgerReport",
+    "Lift",
     "Lowered",
     "ProjectCode",
     "RunInfo",
@@ -57,9 +60,11 @@ __all__ = [
     "known_checkpoints",
     "ledger_files",
     "library_versions",
+    "lift_from",
     "look_at_git",
     "merged",
     "new_lines",
+    "outside",
     "project_files",
     "read_journal",
     "read_ledger",

@@ -4,6 +4,7 @@
     in-force.json      what was decided and still holds: data to leave out, learning rates lowered, where to go back to
     rules.json         the table [guards] of the attempt that ran last: what its findings were judged by
     decisions/*.json   left by people, each taken once; what was taken moves to ``decisions/taken``
+    lifts/*.json       likewise: what shall hold no longer; apart, for a pause does not make an earlier one stale
 
 Plain JSON throughout; what cannot be read is said and left aside. What the memory and a decision consist of is the
 breaker's business, not this room's.
@@ -13,11 +14,13 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from midwatch.audit.in_force import InForce, Lift
 from midwatch.config import GuardsConfig
 from midwatch.core import SYSTEM_CLOCK, UNREADABLE
 from midwatch.storage import ops, read_regular, write_json_atomic
@@ -29,30 +32,8 @@ _MEMORY: Final = "breaker.json"
 _IN_FORCE: Final = "in-force.json"
 _RULES: Final = "rules.json"
 _DECISIONS: Final = "decisions"
+_LIFTS: Final = "lifts"
 _TAKEN: Final = "taken"
-
-
-class Lowered(msgspec.Struct, frozen=True, kw_only=True):
-    """One lowering of the learning rates."""
-
-    factor: float
-    before_step: int
-    """Where training went back to for it."""
-
-
-class InForce(msgspec.Struct, kw_only=True):
-    """What was decided and still holds."""
-
-    skipped: list[tuple[int, int]] = []
-    """Positions in the data, both ends included."""
-    lowered: list[Lowered] = []
-    before_step: int | None = None
-    """The next attempt resumes from a checkpoint of an earlier step; None once it has."""
-    undone: tuple[int, int] = (0, 0)
-    """So many of ``skipped`` and of ``lowered``, the last ones, belong to that: a decision in its place undoes them."""
-
-    def is_skipped(self, position: int) -> bool:
-        return any(first <= position <= last for first, last in self.skipped)
 
 
 class Desk:
@@ -60,11 +41,13 @@ class Desk:
 
     Args:
         is_writer: Sets damaged files aside, so that they are kept when new ones take their place.
+        fence: Called before what is in force is written; raises FencedError when a newer attempt holds the run.
     """
 
-    def __init__(self, run_dir: Path, *, is_writer: bool = False) -> None:
+    def __init__(self, run_dir: Path, *, is_writer: bool = False, fence: Callable[[], None] = lambda: None) -> None:
         self._folder = run_dir / FOLDER
         self._is_writer = is_writer
+        self._fence = fence
         self._kept: dict[str, Any] = {}
         self._taken: set[str] = set()
         """Decisions that were given out and could not be moved away."""
@@ -91,8 +74,13 @@ class Desk:
         """Raises OSError where the storage does not say: that is another thing than nothing."""
         return self._read(_IN_FORCE, InForce) or InForce()
 
+    def sound_in_force(self) -> InForce:
+        """As ``in_force``, for whoever wants it changed: raises also ``UNREADABLE``, where the file is damaged."""
+        return self._decode(_IN_FORCE, InForce) or InForce()
+
     def keep_in_force(self, what: InForce) -> None:
-        """Raises OSError. Durable when it returns."""
+        """Raises OSError, and what the fence raises. Durable when it returns."""
+        self._fence()
         self._write(_IN_FORCE, what)
 
     def rules(self) -> GuardsConfig:
@@ -112,11 +100,7 @@ class Desk:
         Raises:
             OSError: The folder cannot be written.
         """
-        folder = self._folder / _DECISIONS
-        ops.make_dirs(folder)
-        path = folder / f"{SYSTEM_CLOCK.wall_ns():020d}-{secrets.token_hex(4)}.json"
-        write_json_atomic(path, decision)
-        return path
+        return self._leave(_DECISIONS, decision)
 
     def take(self, most: int | None = None) -> list[dict[str, Any]]:
         """The decisions left since the last call, oldest first, no more than ``most``; each is given out once.
@@ -125,7 +109,7 @@ class Desk:
         next one may meet it again, and knows by the number of the pause what became of it.
         """
         found: list[dict[str, Any]] = []
-        for path in self._waiting():
+        for path in self._waiting(_DECISIONS):
             if most is not None and len(found) >= most:
                 break
             try:
@@ -153,11 +137,39 @@ class Desk:
 
     def waiting(self) -> list[str]:
         """Names of decisions that nobody took yet."""
-        return [path.name for path in self._waiting()]
+        return [path.name for path in self._waiting(_DECISIONS)]
 
-    def _waiting(self) -> list[Path]:
+    def leave_lift(self, lift: Lift) -> Path:
+        """Put a lift where the run finds it behind its next save, or when it is started. Raises as ``leave``."""
+        return self._leave(_LIFTS, lift)
+
+    def lifts(self) -> dict[str, Lift]:
+        """Those that wait, by name, oldest first; they stay where they are."""
+        found: dict[str, Lift] = {}
+        for path in self._waiting(_LIFTS):
+            try:
+                lift = self._read(f"{_LIFTS}/{path.name}", Lift)
+            except OSError as error:
+                _log.warning("%s cannot be read now: %s", path, error)
+                continue
+            if lift is not None:
+                found[path.name] = lift
+        return found
+
+    def put_lift_away(self, name: str) -> None:
+        """It is done; ``InForce.lifted`` knows, where it cannot be moved."""
+        self._put_away(self._folder / _LIFTS / name)
+
+    def _leave(self, box: str, what: Any) -> Path:
+        folder = self._folder / box
+        ops.make_dirs(folder)
+        path = folder / f"{SYSTEM_CLOCK.wall_ns():020d}-{secrets.token_hex(4)}.json"
+        write_json_atomic(path, what)
+        return path
+
+    def _waiting(self, box: str) -> list[Path]:
         try:
-            return sorted((self._folder / _DECISIONS).glob("*.json"))
+            return sorted((self._folder / box).glob("*.json"))
         except OSError:
             return []
 
@@ -166,13 +178,17 @@ class Desk:
     def _read(self, name: str, kind: type[Any]) -> Any:
         path = self._folder / name
         try:
-            return msgspec.json.decode(read_regular(path), type=kind)
-        except FileNotFoundError:
-            return None
+            return self._decode(name, kind)
         except UNREADABLE as error:
             _log.error("%s is damaged and left aside: %s", path, error)
             if self._is_writer:
                 ops.rename(path, path.with_name(f"{path.name}.damaged"))
+            return None
+
+    def _decode(self, name: str, kind: type[Any]) -> Any:
+        try:
+            return msgspec.json.decode(read_regular(self._folder / name), type=kind)
+        except FileNotFoundError:
             return None
 
     def _write(self, name: str, what: Any) -> None:

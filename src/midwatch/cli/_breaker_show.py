@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 from midwatch.audit import Desk, InForce, read_ledger
+from midwatch.cli._breaker_lift import WHEN
 from midwatch.cli._output import pairs, plain, say, when
 from midwatch.core import LedgerError, TriageError
 from midwatch.guards import TIERS, Memory
@@ -23,6 +25,7 @@ def document(folder: Path, desk: Desk, memory: Memory) -> dict[str, Any]:
         "nodes": nodes_of(folder, memory),
         "in_force": desk.in_force(),
         "waiting": desk.waiting(),
+        "lifts": list(desk.lifts().values()),
         "evidence": evidence if isinstance(evidence, Report) else None,
     }
 
@@ -35,7 +38,7 @@ def show(folder: Path, desk: Desk, memory: Memory) -> None:
     if memory.state == "ended":
         rows["ended"] = memory.why_ended
         rows["to start again"] = "decide first: rewind, skip, lower-lr, drop-node or go-on"
-    rows |= _in_force(desk.in_force())
+    rows |= _in_force(folder, desk)
     if waiting := desk.waiting():
         rows["waiting"] = f"{len(waiting)} decisions that no process has taken yet"
     pairs(list(rows.items()))
@@ -58,15 +61,25 @@ def _trip(folder: Path, memory: Memory) -> dict[str, str]:
     return rows
 
 
-def _in_force(in_force: InForce) -> dict[str, str]:
+def _in_force(folder: Path, desk: Desk) -> dict[str, str]:
     rows: dict[str, str] = {}
+    lifts, in_force = desk.lifts(), desk.in_force()
     if in_force.skipped:
         rows["left out"] = ", ".join(f"batches {first} to {last}" for first, last in in_force.skipped)
     if in_force.lowered:
         rows["learning rate"] = " ".join(f"x {one.factor:g}" for one in in_force.lowered)
     if in_force.before_step is not None:
         rows["next start"] = f"from a checkpoint before step {in_force.before_step}"
+    if in_force.what:
+        rows["to lift"] = f"midwatch breaker lift {shlex.quote(str(folder))} {_ways_to_lift(in_force)} --reason ..."
+    if waiting := [f"{lift.what}, by {lift.by}" for name, lift in lifts.items() if name not in in_force.lifted]:
+        rows["will be lifted"] = f"{'; '.join(waiting)} ({WHEN})"
     return rows
+
+
+def _ways_to_lift(in_force: InForce) -> str:
+    ways = ["--lr"] if in_force.lowered else []
+    return " | ".join([*ways, *(["--batches", "--first N --last N"] if in_force.skipped else [])])
 
 
 def nodes_of(folder: Path, memory: Memory) -> list[str]:

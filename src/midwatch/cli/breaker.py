@@ -12,8 +12,8 @@ from typing import Any
 import click
 import msgspec
 
-from midwatch.audit import Desk
-from midwatch.cli import _breaker_show
+from midwatch.audit import Desk, Lift, lift_from
+from midwatch.cli import _breaker_lift, _breaker_show
 from midwatch.cli._numbers import FiniteRange
 from midwatch.cli._output import exits, json_option, plain, say, show_json
 from midwatch.cli._places import run_argument, run_folder
@@ -22,6 +22,7 @@ from midwatch.core import SYSTEM_CLOCK, GuardError
 from midwatch.guards import Act, Decision, Memory
 
 _ENDS = exits(65, 74, e65="no such run, or it waits for no decision")
+_LIFT_ENDS = exits(65, 74, e65="no such run, that is not in force there, or the record of it is damaged")
 
 
 @click.group("breaker", short_help="See why training is paused, and decide.")
@@ -135,6 +136,50 @@ def drop_node(run: Path | None, *, node: str, before: int | None, reason: str, d
     with contextlib.redirect_stdout(sys.stderr) if is_json else contextlib.nullcontext():
         ask(folder, "isolate", reason, node=node, dry_run=dry_run, is_json=False)
     _decide(run, "drop_node", reason, dry_run=dry_run, is_json=is_json, before_step=before, node=node)
+
+
+@command.command("lift", epilog=_LIFT_ENDS)
+@run_argument
+@click.option("--lr", is_flag=True, help="The learning rates: they are those of the plan again.")
+@click.option("--batches", is_flag=True, help="All batches that are left out.")
+@click.option("--first", type=click.IntRange(min=0), help="With --last: of the batches only these.")
+@click.option("--last", type=click.IntRange(min=0), help="With --first: of the batches only these.")
+@reason_option
+@dry_run_option
+@json_option
+def lift(
+    run: Path | None,
+    *,
+    lr: bool,
+    batches: bool,
+    first: int | None,
+    last: int | None,
+    reason: str,
+    dry_run: bool,
+    is_json: bool,
+) -> None:
+    """Take back what was decided and still holds. The run need not be paused: behind its next save, or at its next
+    start, training goes on without it.
+    """
+    if (first is None) != (last is None) or (first is not None and last is not None and last < first):
+        raise click.BadParameter(f"--first {first} and --last {last} are no range of batches")
+    only = (first, last) if first is not None and last is not None else None
+    if not lr and not batches and only is None:
+        raise click.UsageError("Say what to lift: --lr, --batches, or --first and --last.")
+    folder = run_folder(run)
+    desk = Desk(folder)
+    held = _breaker_lift.in_force_soon(desk)
+    asked = Lift(by=_whoever(), reason=reason, only=only)
+    asked = _breaker_lift.lift_of(folder, held, asked, lr=lr, batches=batches)
+    left, _ = lift_from(held, asked)
+    if not dry_run:
+        desk.leave_lift(asked)
+    if is_json:
+        show_json({"lift": asked, "in_force": left, "dry_run": dry_run})
+        return
+    done = "would leave" if dry_run else "left"
+    say(f"{done} for the run in {plain(str(folder))}: lift {asked.what}: {plain(reason)}")
+    say(f"no longer in force {_breaker_lift.WHEN}, whichever comes first; then in force: {left.what or 'nothing'}")
 
 
 def _decide(run: Path | None, act: Act, reason: str, *, dry_run: bool, is_json: bool, **what: Any) -> None:

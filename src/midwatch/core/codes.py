@@ -144,7 +144,9 @@ CODES: dict[str, Code] = {
         "Look at the incident (`midwatch breaker show RUN`), decide, then start again.",
     ),
     "GD102": Code(
-        "a decision cannot be left for this run", EXIT_DATA, "`midwatch breaker show RUN` says what it does."
+        "a decision cannot be left for this run",
+        EXIT_DATA,
+        "`midwatch breaker show RUN` says what it does and what is in force.",
     ),
     "GD103": Code(
         "ranks judge at different places",

@@ -53,7 +53,7 @@ class Acting:
         self._is_pausing = config.action in ("pause", "rewind")
         self._is_kept = True
         self._unjudged: int | None = None
-        self.decided = Decided(around.group, around.desk)
+        self.decided = Decided(around.group, around.desk, around.recorder)
         self.is_running = False
         """Training has begun: from now on going back means leaving."""
 

@@ -33,7 +33,7 @@ _Due = tuple[int, OnTheWay, _Batches]
 
 
 class Guarding:
-    """One rank's guards. ``begin``, ``send``, ``boundary`` and ``check`` are collective."""
+    """One rank's guards. ``begin``, ``send``, ``boundary``, ``check`` and ``saving`` are collective."""
 
     def __init__(
         self, config: GuardsConfig, around: Around, watch: Watch, inspector: Inspector, *, is_scaling_dynamic: bool
@@ -195,9 +195,10 @@ class Guarding:
         """Training is over: the model is let alone."""
         self._inspector.detach()
 
-    def keep(self) -> None:
-        """Write the breaker's memory down; with each save, and whenever it acts."""
+    def saving(self, step: int) -> None:
+        """A save of this step has begun: write the breaker's memory down, and hear what people have lifted."""
         self._acting.keep()
+        self.decided.saving(step)
 
     # --- saved with each checkpoint -------------------------------------------------------------------------------
 

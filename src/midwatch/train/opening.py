@@ -10,6 +10,7 @@ from pathlib import Path
 from midwatch.audit import Desk
 from midwatch.checkpoint import Checkpointer
 from midwatch.config import Config
+from midwatch.storage import Fence
 from midwatch.train.around import Around, Leave
 from midwatch.train.decided import Decided
 from midwatch.train.guarding import Guarding
@@ -35,9 +36,10 @@ def open_guards(
 ) -> Guarding | NoGuards:
     """What judges the numbers of this rank, and its state in each checkpoint."""
     session, checkpointer, recording, signals = opened
-    desk = Desk(run_dir, is_writer=session.identity.rank == 0)
+    fence = Fence(run_dir, session.identity.attempt).check
+    desk = Desk(run_dir, is_writer=session.identity.rank == 0, fence=fence)
     if config.guards.action == "off":
-        return NoGuards(Decided(session.group, desk), session.recorder)
+        return NoGuards(Decided(session.group, desk, session.recorder), session.recorder)
     around = Around(
         group=session.group,
         checkpointer=checkpointer,

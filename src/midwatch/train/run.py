@@ -351,7 +351,7 @@ class Run:
             numbers = recording.latest()
             checkpointer.save(step, loss=numbers.get("loss"), metrics=numbers)
             self._saved_step = step
-            self._guarding.keep()
+            self._guarding.saving(step)
         elif is_first:
             # The state as it is by now, where the one foreseen was smaller.
             checkpointer.prewarm()

@@ -74,8 +74,9 @@ class NoGuards:
     def finish(self) -> None:
         pass
 
-    def keep(self) -> None:
-        pass
+    def saving(self, step: int) -> None:
+        if self._decided is not None:
+            self._decided.saving(step)
 
     def stepping(self, step: int) -> None:
         pass

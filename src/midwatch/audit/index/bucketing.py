@@ -13,6 +13,8 @@ from midwatch.audit.index.types import Bucket
 Part = tuple[int, int, int, int, float | None, int, float | None, int, float | None]
 """The fields of a ``Bucket``, as a table keeps them: None for NaN."""
 
+_POINTS: Final = itemgetter(2)
+_NONFINITE: Final = itemgetter(3)
 _LOW: Final = itemgetter(4)
 _HIGH: Final = itemgetter(6)
 
@@ -32,9 +34,9 @@ class Bucketing:
         while at < len(steps):
             number = (steps[at] - self._begin) // self.width
             end = bisect_left(steps, self._begin + (number + 1) * self.width, at)
-            bucket = _bucket(steps[at:end], values[at:end])
+            bucket = bucket_of(steps[at:end], values[at:end])
             if number == self._number:
-                bucket = _joined(self._done.pop(), bucket)
+                bucket = _bucket_of_part(joined((part_of(self._done.pop()), part_of(bucket))))
             self._done.append(bucket)
             self._number, at = number, end
 
@@ -45,9 +47,9 @@ class Bucketing:
         while at < len(parts):
             number = (firsts[at] - self._begin) // self.width
             end = bisect_left(firsts, self._begin + (number + 1) * self.width, at)
-            bucket = _of_parts(parts[at:end])
+            bucket = _bucket_of_part(joined(parts[at:end]))
             if number == self._number:
-                bucket = _joined(self._done.pop(), bucket)
+                bucket = _bucket_of_part(joined((part_of(self._done.pop()), part_of(bucket))))
             self._done.append(bucket)
             self._number, at = number, end
 
@@ -56,7 +58,8 @@ class Bucketing:
         return self._done
 
 
-def _bucket(steps: Sequence[int], values: Sequence[float | None]) -> Bucket:
+def bucket_of(steps: Sequence[int], values: Sequence[float | None]) -> Bucket:
+    """Points, of which there is at least one, as one bucket."""
     try:
         # The common case in few steps of the interpreter: all are numbers, and their sum is one.
         total = sum(cast("Sequence[float]", values))
@@ -93,30 +96,24 @@ def _finite(
     )
 
 
-def _of_parts(parts: Sequence[Part]) -> Bucket:
-    """One bucket of parts beside each other."""
+def joined(parts: Sequence[Part]) -> Part:
+    """Parts beside each other as one: of a block, of what came in two reads, or of two attempts."""
+    if len(parts) == 1:
+        return parts[0]
     finite = [part for part in parts if part[4] is not None]
+    counts = sum(map(_POINTS, parts))
     if not finite:
-        nan, first, count = math.nan, parts[0][0], sum(part[2] for part in parts)
-        return Bucket(first, parts[-1][1], count, count, nan, first, nan, first, nan)
+        first = parts[0][0]
+        return (first, parts[-1][1], counts, counts, None, first, None, first, None)
     low, high = min(finite, key=_LOW), max(finite, key=_HIGH)
-    total = sum(part[2] - part[3] for part in finite)
-    return Bucket(
-        first=parts[0][0],
-        last=parts[-1][1],
-        points=sum(part[2] for part in parts),
-        nonfinite=sum(part[3] for part in parts),
-        low=cast("float", low[4]),
-        low_step=low[5],
-        high=cast("float", high[6]),
-        high_step=high[7],
-        mean=sum(cast("float", part[8]) * ((part[2] - part[3]) / total) for part in finite),
-    )
+    total = counts - (nonfinite := sum(map(_NONFINITE, parts)))
+    mean = sum([cast("float", part[8]) * ((part[2] - part[3]) / total) for part in finite])
+    return (parts[0][0], parts[-1][1], counts, nonfinite, low[4], low[5], high[6], high[7], mean)
 
 
-def _joined(one: Bucket, two: Bucket) -> Bucket:
-    """Two parts of one bucket: its steps came in two reads, or from two attempts."""
-    return _of_parts((part_of(one), part_of(two)))
+def _bucket_of_part(part: Part) -> Bucket:
+    low, high, mean = (math.nan if value is None else value for value in (part[4], part[6], part[8]))
+    return Bucket(*part[:4], low, part[5], high, part[7], mean)
 
 
 def part_of(bucket: Bucket) -> Part:

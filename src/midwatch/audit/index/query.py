@@ -11,7 +11,7 @@ from typing import Final
 from midwatch.audit.index.blocks import WIDTHS, blocks, pieces
 from midwatch.audit.index.bucketing import Bucketing
 from midwatch.audit.index.schema import NEVER
-from midwatch.audit.index.types import Branch, Bucket, DeadBranch, MetricInfo, Newest, Point
+from midwatch.audit.index.types import Branch, Bucket, DeadBranch, Newest, Point
 
 _FETCH: Final = 50_000
 """Rows in memory at a time: a long series is not held as a whole."""
@@ -98,41 +98,13 @@ def all_branches(db: sqlite3.Connection) -> list[Branch]:
     ]
 
 
-def all_metrics(db: sqlite3.Connection) -> list[MetricInfo]:
-    """Every series that has a live step, by name and rank."""
-    counted = db.execute("SELECT series, sum(points) FROM block WHERE width = ? GROUP BY series", (WIDTHS[0],))
-    totals = dict(counted.fetchall())
-    infos: list[MetricInfo] = []
-    for series, metric, rank in db.execute("SELECT id, metric, rank FROM series ORDER BY metric, rank").fetchall():
-        _, found = live_buckets(db, series, rank, 1, -NEVER, NEVER - 1)
-        if not found:
-            continue
-        (whole,) = found
-        newest = next((row[1] for span in reversed(_live(db, rank)) if (row := _edge(db, series, span, "DESC"))), None)
-        infos.append(
-            MetricInfo(
-                metric=metric,
-                rank=rank,
-                points=whole.points,
-                nonfinite=whole.nonfinite,
-                first=whole.first,
-                last=whole.last,
-                newest=_float(newest),
-                low=whole.low,
-                high=whole.high,
-                rolled_back=totals[series] - whole.points,
-            )
-        )
-    return infos
-
-
 def newest_values(db: sqlite3.Connection) -> list[Newest]:
     """The last live value of every series, by name and rank."""
     found: list[Newest] = []
     spans_of: dict[int, list[_Span]] = {}
     for series, metric, rank in db.execute("SELECT id, metric, rank FROM series ORDER BY metric, rank").fetchall():
         spans = spans_of[rank] if rank in spans_of else spans_of.setdefault(rank, _live(db, rank))
-        for span in reversed(spans):
+        for span in _newest_first(db, series, spans):
             if row := _edge(db, series, span, "DESC"):
                 moment = db.execute("SELECT ts_ns FROM moment WHERE branch = ? AND step = ?", (span[0], row[0]))
                 ts_ns = (moment.fetchone() or (0,))[0]
@@ -140,6 +112,20 @@ def newest_values(db: sqlite3.Connection) -> list[Newest]:
                 break
     return found
 
+
+def _newest_first(db: sqlite3.Connection, series: int, spans: list[_Span]) -> Iterator[_Span]:
+    """The last one, where nearly every series has values; then those in which this one has any at all."""
+    yield from spans[-1:]
+    there = {branch for (branch,) in db.execute(_THERE, (series, series))}
+    yield from (span for span in reversed(spans[:-1]) if span[0] in there)
+
+
+_THERE: Final = (
+    "WITH RECURSIVE there(branch) AS (SELECT min(branch) FROM point WHERE series = ? UNION ALL"
+    " SELECT (SELECT min(branch) FROM point WHERE series = ? AND branch > there.branch) FROM there"
+    " WHERE there.branch IS NOT NULL) SELECT branch FROM there WHERE branch IS NOT NULL"
+)
+"""One look in the table for each branch, and not one for each point."""
 
 _ROWS: Final = "SELECT step, value FROM point WHERE series = ? AND branch = ? AND step >= ? AND step < ? ORDER BY step"
 

@@ -17,7 +17,7 @@ NEVER: Final = 2**63 - 1
 """The ``stop`` of a branch that nothing took over."""
 
 BUSY_S: Final = 30.0
-"""How long to wait while another process writes: its transactions are of one chunk, far below a second each."""
+"""How long to wait while another process writes: its transactions are of a few megabytes, about a second at most."""
 
 _ABOUT: Final = "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID"
 

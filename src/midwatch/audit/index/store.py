@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 
 from midwatch.audit.index import query, schema
 from midwatch.audit.index.fill import Filler, Progress
+from midwatch.audit.index.listing import all_metrics
 from midwatch.audit.index.place import index_folder, index_name
 from midwatch.audit.index.types import Branch, Bucket, DeadBranch, MetricInfo, Newest, Point, SyncReport
 from midwatch.core import MetricsError
@@ -93,7 +94,7 @@ class MetricIndex:
 
     def metrics(self) -> list[MetricInfo]:
         """Every metric of every rank that has a live step."""
-        return self._ask(query.all_metrics)
+        return self._ask(all_metrics)
 
     def branches(self) -> list[Branch]:
         """The attempts, and what each is still worth."""

@@ -11,6 +11,7 @@ from torch_worlds import run_world
 
 import midwatch
 from midwatch.audit import read_journal, read_ledger
+from midwatch.audit.importers import import_metrics
 from midwatch.audit.index import MetricIndex
 
 pytestmark = [pytest.mark.torch, pytest.mark.procs]
@@ -95,3 +96,18 @@ def check_the_odd_rank(run_dir: Path) -> None:
         assert [point.value for point in index.series("rank_loss", rank=1)][:3] == [3.0] * 3
         assert index.series("expert_load", rank=1) == [(4, 0.5)]
         assert len(index.series("loss")) == 9
+
+
+def test_what_was_imported_before_does_not_mix_with_what_the_run_records(tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("step,loss\n" + "".join(f"{step},300\n" for step in range(50)))
+    import_metrics([tmp_path / "other.csv"], tmp_path / "run")
+    run_world(train, 2, tmp_path / "w", str(tmp_path / "run"), 64)
+    records = joined(tmp_path / "run", "a0001.jsonl")
+    assert sorted(records) == list(range(9))
+    assert records[0]["loss"] == 2.5
+    (said,) = [
+        line
+        for line in read_ledger(tmp_path / "run" / "ledger" / "a0001-r00000.jsonl")
+        if line.event == "metrics.import_set_aside"
+    ]
+    assert sorted(path.name for path in Path(said.data["path"]).iterdir()) == ["a0001.jsonl"]

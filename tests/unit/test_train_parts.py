@@ -8,6 +8,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -104,10 +105,19 @@ def test_a_logged_tensor_does_not_follow_the_live_one() -> None:
     assert log.latest() == {"loss": 1.0}
 
 
-@pytest.mark.parametrize("value", [torch.ones(2), [1], object()])
+@pytest.mark.parametrize(
+    "value",
+    [torch.ones(2), [1], object(), np.ones(2), torch.tensor(1 + 2j), np.complex128(1j), torch.ones(1, device="meta")],
+)
 def test_what_is_not_one_number_is_refused_by_name(value: object) -> None:
     with pytest.raises(TypeError, match="gnorm"):
         MetricLog(None, every=3).add(0, {"gnorm": value})
+
+
+def test_a_number_wider_than_a_float_is_one() -> None:
+    log = MetricLog(None, every=3)
+    log.add(0, {"loss": np.longdouble("2.5"), "count": np.int64(3)})
+    assert log.latest() == {"loss": 2.5, "count": 3.0}
 
 
 def test_a_flag_that_stays_up_asks_once() -> None:

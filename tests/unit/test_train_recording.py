@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,48 @@ def test_rates_of_several_groups_are_numbers_of_their_own(tmp_path: Path) -> Non
     log.close()
 
 
+def test_a_loop_that_goes_back_takes_back_what_the_one_before_has_logged(tmp_path: Path) -> None:
+    path = tmp_path / "a0001.jsonl"
+    journal = Journal(path)
+    log = MetricLog(journal, every=10)
+    for start, stop, loss in ((0, 29, 1.0), (20, 23, 2.0)):
+        log.begin()
+        journal.begin(1, start)
+        for step in range(start, stop):
+            log.add(step, {"loss": loss})
+            log.note(step, {"lr": 0.1})
+    log.close()
+    records = read_journal([path])
+    assert [record["step"] for record in records] == list(range(23))
+    assert [record["loss"] for record in records[19:]] == [1.0, 2.0, 2.0, 2.0]
+    assert all("lr" in record for record in records), "a step that comes again has one record, not two"
+
+
+def test_nothing_that_another_rank_knows_is_hidden_by_a_rank_that_knows_nothing(tmp_path: Path) -> None:
+    log = MetricLog(Journal(tmp_path / "a0001.jsonl"), every=1)
+    log.add(0, {"grad_norm": None})
+    log.note(0, {"grad_norm": 4.0})
+    log.close()
+    assert read_journal([tmp_path / "a0001.jsonl"])[0]["grad_norm"] == 4.0
+
+
+def test_a_whole_number_of_any_size_is_no_end_of_training(tmp_path: Path) -> None:
+    log = MetricLog(Journal(tmp_path / "a0001.jsonl"), every=1)
+    log.add(0, {"seen": 10**400, "owed": -(10**400)})
+    assert log.latest() == {"seen": math.inf, "owed": -math.inf}
+    log.close()
+
+
+def test_what_is_logged_behind_the_end_is_said_to_be_lost_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = MetricLog(Journal(tmp_path / "a0001.jsonl"), every=1)
+    log.close()
+    for _ in range(3):
+        log.add(9, {"accuracy": 0.5})
+    assert caplog.text.count("after the run was closed, and not kept: accuracy") == 1
+
+
 # --- a rank's own voice -----------------------------------------------------------------------------------------------
 
 
@@ -144,6 +187,20 @@ def test_a_rank_without_anything_to_say_leaves_no_file(tmp_path: Path) -> None:
     assert [record["step"] for record in records] == list(range(500 - BEFORE, 501))
     assert (records[-1]["rank_loss"], records[-1]["shard"]) == (500.0, 3)
     assert '"rank":7,"start":0' in (tmp_path / "a0001-r00007.jsonl").read_text().splitlines()[0]
+
+
+def test_a_rank_forgets_the_steps_that_a_loop_takes_back(tmp_path: Path) -> None:
+    voice = Voice(Identity(run="r", attempt=1, rank=7), None, lambda: Journal(tmp_path / "a0001-r00007.jsonl"), 1)
+    for start, stop in ((0, 30), (20, 25)):
+        voice.begin(start)
+        for step in range(start, stop):
+            voice.remember(step, {"rank_loss": float(start)})
+    voice.speak_up(24)
+    voice.close()
+    records = read_journal(tmp_path.iterdir())
+    assert [(record["step"], record["rank_loss"]) for record in records] == [
+        (step, 0.0 if step < 20 else 20.0) for step in range(25)
+    ]
 
 
 def test_a_rank_that_cannot_open_its_journal_trains_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,5 +1,6 @@
 """What happened, with which code and settings: ledger, metrics journal, provenance."""
 
+from midwatch.audit.aside import set_imports_aside
 from midwatch.audit.desk import Desk
 from midwatch.audit.following import new_lines, skip_history
 from midwatch.audit.in_force import Batches, InForce, Lift, Lowered, lift_from, outside
@@ -73,6 +74,7 @@ __all__ = [
     "read_texts",
     "recorded_attempts",
     "seal_of",
+    "set_imports_aside",
     "shown_texts",
     "skip_history",
     "verify_ledger",

@@ -16,9 +16,9 @@ from midwatch.audit import Desk, Lift, lift_from
 from midwatch.cli import _breaker_lift, _breaker_show
 from midwatch.cli._numbers import FiniteRange
 from midwatch.cli._output import exits, json_option, plain, say, show_json
-from midwatch.cli._places import run_argument, run_folder
+from midwatch.cli._places import is_run, run_argument, run_folder
 from midwatch.cli._wish import ask, dry_run_option, reason_option
-from midwatch.core import SYSTEM_CLOCK, GuardError
+from midwatch.core import SYSTEM_CLOCK, GuardError, SuperviseError
 from midwatch.guards import Act, Decision, Memory
 
 _ENDS = exits(65, 74, e65="no such run, or it waits for no decision")
@@ -39,6 +39,8 @@ def show(run: Path | None, *, is_json: bool) -> None:
     """
     folder = run_folder(run)
     desk = Desk(folder)
+    if not is_run(folder) and not desk.folder.is_dir():
+        raise SuperviseError("SV110", f"{folder} holds no run", path=str(folder))
     memory = _memory(desk)
     if is_json:
         show_json(_breaker_show.document(folder, desk, memory))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -12,6 +14,8 @@ from midwatch.audit import Journal
 from midwatch.checkpoint import ResumePoint, SaveHealth
 from midwatch.core import SYSTEM_CLOCK
 from midwatch.train.gauges import spelled_out
+
+_log = logging.getLogger(__name__)
 
 _OURS = frozenset({"step", "ts_ns", "step_s", "attempt"})
 """Fields that every record has already: a script's word for them must not move a record to another step."""
@@ -27,10 +31,17 @@ class MetricLog:
         self._every = every
         self._waiting: list[dict[str, Any]] = []
         self._last: dict[str, Any] = {}
+        self._is_closed = False
         self._newest = -1
         """The highest step that has a record, written or not."""
         self.late_steps = 0
         """So many steps later numbers of a step may still come (``note``): its record waits for them."""
+
+    def begin(self) -> None:
+        """A loop begins. What an earlier one has logged comes before the line that says so, and may be taken back."""
+        if self._newest >= 0:
+            self.flush()
+        self._newest = -1
 
     def add(self, step: int | None, values: Mapping[str, Any], *, gives_way: bool = False) -> dict[str, Any]:
         """Keep one step's values; several calls in one step make one record.
@@ -45,6 +56,9 @@ class MetricLog:
         Raises:
             TypeError: For anything but numbers, one-element tensors and text.
         """
+        if self._is_closed and self._journal is not None:
+            self._is_closed = False  # said once
+            _log.warning("numbers are logged after the run was closed, and not kept: %s", ", ".join(values))
         values = spelled_out(values)
         kept = {
             name: value if type(value) in _PLAIN else _keep(name, value)
@@ -74,7 +88,7 @@ class MetricLog:
             return
         record = record or self._record(step)
         for name, value in numbers.items():
-            if is_better or name not in record:
+            if is_better or record.get(name) is None:
                 record[name] = value
 
     def annotate(self, step: int, numbers: Mapping[str, Any]) -> None:
@@ -85,14 +99,15 @@ class MetricLog:
 
     def latest(self) -> dict[str, float]:
         """The last value of every number logged so far."""
-        numbers = {name: _number(value) for name, value in self._last.items()}
-        return {name: float(value) for name, value in numbers.items() if isinstance(value, (int, float))}
+        numbers = ((name, _number(value)) for name, value in self._last.items())
+        return {name: _as_float(value) for name, value in numbers if isinstance(value, (int, float))}
 
     def flush(self) -> None:
         """Write what waits; a disk that refuses does not stop training (see ``Journal``)."""
         self._write_waiting(len(self._waiting))
 
     def close(self) -> None:
+        self._is_closed = True
         self.flush()
         if self._journal is not None:
             self._journal.close()
@@ -130,13 +145,24 @@ def _keep(name: str, value: Any) -> Any:
         local = local.to_local() if isinstance(local, DTensor) else local
         if local.numel() != 1:
             raise TypeError(f"run.log({name}=...) wants one number, not a tensor of shape {tuple(value.shape)}")
+        if local.is_complex() or local.is_meta:
+            raise TypeError(f"run.log({name}=...) wants a number, not a tensor of {local.dtype} on {local.device}")
         # A copy: the script may go on to change it in place.
         return local.item() if local.device.type == "cpu" else local.clone()
     if value is None or isinstance(value, (int, float, str)):
         return value
-    if hasattr(value, "item"):  # a NumPy scalar
-        return value.item()
-    raise TypeError(f"run.log({name}=...) wants a number or text, not a {type(value).__name__}")
+    try:
+        item = value.item()  # a NumPy scalar
+        return item if isinstance(item, (int, float, str)) else float(item)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise TypeError(f"run.log({name}=...) wants a number or text, not a {type(value).__name__}") from error
+
+
+def _as_float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf  # an integer beyond what a float holds
 
 
 def _number(value: Any) -> Any:

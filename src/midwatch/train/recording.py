@@ -89,6 +89,7 @@ class Recording:
 
     def begin(self, start: int, tracked: Mapping[str, Any]) -> None:
         """The loop begins now, at this step."""
+        self._metrics.begin()
         if self._session.journal is not None:
             self._session.journal.begin(self._who.attempt, start, run=self._who.run, rank=self._who.rank)
         self._voice.begin(start)

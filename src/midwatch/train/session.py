@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from midwatch.audit import EarlyLook, Facts, Journal, Ledger, ensure_run, known_checkpoints
+from midwatch.audit import EarlyLook, Facts, Journal, Ledger, ensure_run, known_checkpoints, set_imports_aside
 from midwatch.checkpoint import ControlGroup, Identity, raise_remote
 from midwatch.checkpoint.format import Lineage, committed_names
 from midwatch.config import Config, RankEnv, RunPaths, config_hash, inherited_environment, redact_environment
@@ -119,8 +119,16 @@ def open_session(config: Config, env: RankEnv, paths: RunPaths, declared: Declar
     keeper = _keep_provenance(config, paths, identity, declared, nodes=len({answer["node"] for answer in nodes}))
     recorder.record("run.attached", world_size=world_size, **_attachment(config, paths), **keeper.summary())
     note_other_nodes(nodes, recorder)
+    _make_room(paths.run_dir, identity.attempt, recorder)
     journal = Journal(paths.metrics_dir / f"{attempt_name(identity.attempt)}.jsonl")
     return Session(identity=identity, group=group, recorder=recorder, journal=journal, provenance=keeper, bell=bell)
+
+
+def _make_room(run_dir: Path, attempt: int, recorder: Recorder) -> None:
+    folder = set_imports_aside(run_dir, attempt)
+    if folder is not None:
+        _log.warning("metrics that were imported into this run's folder do not count here, and are in %s now", folder)
+        recorder.record("metrics.import_set_aside", path=str(folder))
 
 
 def _keep_provenance(

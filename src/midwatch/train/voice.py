@@ -48,7 +48,10 @@ class Voice:
     def begin(self, start: int) -> None:
         """The loop begins at this step."""
         self._starts.append(start)
+        self._lately = deque((one for one in self._lately if one[0] < start), maxlen=BEFORE)
         if self._journal is not None:
+            if self._metrics is not None:
+                self._metrics.begin()
             self._say_start(self._journal, start)
 
     def add(self, step: int | None, values: Mapping[str, Any]) -> None:

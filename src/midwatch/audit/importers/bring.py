@@ -15,12 +15,12 @@ from typing import Final
 
 import msgspec
 
+from midwatch.audit.aside import IMPORT_LOCK, is_imported
 from midwatch.audit.importers.attempts import Attempt, Attempts
 from midwatch.audit.importers.detect import expanded, format_of, reader_of
 from midwatch.audit.importers.output import JournalOutput
 from midwatch.audit.importers.rows import Notes, Row
 from midwatch.audit.importers.textfile import UnfitFileError
-from midwatch.audit.journal import Start, decode_journal_line
 from midwatch.audit.journals import finish_import, journal_files, put_in_place
 from midwatch.audit.runfile import ensure_run
 from midwatch.core import MetricsError, printable
@@ -28,8 +28,6 @@ from midwatch.storage import as_storage_error, locked, ops
 
 MOST_OPEN: Final = 200
 """Files that are merged by their times; more are read one after the other, for a process may hold 1024."""
-
-_HIDDEN: Final = ".import"
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,7 +157,7 @@ def _make_room(run_dir: Path, is_replacing: bool) -> list[Path]:
         MetricsError: MT104 there are some, and they may not be taken away.
     """
     there = [file.path for file in journal_files(run_dir)]
-    own = [path for path in there if not _is_imported(path)]
+    own = [path for path in there if not is_imported(path)]
     if own:
         message = f"{own[0]} is midwatch's own record of this run"
         raise MetricsError("MT104", message, hint="Import into another --run-dir.", path=str(own[0]))
@@ -168,20 +166,14 @@ def _make_room(run_dir: Path, is_replacing: bool) -> list[Path]:
     return there
 
 
-def _is_imported(path: Path) -> bool:
-    with path.open("rb") as file:
-        line = decode_journal_line(file.readline(1 << 16).rstrip(b"\n"))
-    return isinstance(line, Start) and bool(line.source)
-
-
 @contextmanager
 def _workplace(run_dir: Path) -> Generator[Path]:
     """A hidden folder beside the journals, for one import at a time; gone at the end, whatever happens."""
     metrics = run_dir / "metrics"
-    with locked(metrics / _HIDDEN):
-        folder = metrics / f"{_HIDDEN}-{os.getpid()}"
+    with locked(metrics / IMPORT_LOCK):
+        folder = metrics / f"{IMPORT_LOCK}-{os.getpid()}"
         finish_import(run_dir)
-        for left in metrics.glob(f"{_HIDDEN}-*"):
+        for left in metrics.glob(f"{IMPORT_LOCK}-*"):
             ops.remove_tree(left)
         ops.mkdir(folder)
         try:

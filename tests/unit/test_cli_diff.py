@@ -177,3 +177,12 @@ def test_ckpt_diff_and_why_not_name_the_parameter_too(run: Path) -> None:
     assert code == 65
     assert document["checkpoints"][0]["code"] == "CK207"
     assert "params.lr 0.1 -> 0.05" in document["checkpoints"][0]["why"]
+
+
+def test_records_that_cannot_be_read_are_not_said_to_be_missing(tmp_path: Path) -> None:
+    ensure_run(tmp_path, run="r20261130-00000000")
+    (tmp_path / "provenance").write_text("a file where a folder belongs")
+    done = CliRunner().invoke(main, ["diff", str(tmp_path), "a0001", "a0002"])
+    assert done.exit_code == 74
+    assert "ST102" in done.output
+    assert "provenance" in done.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from midwatch.audit import AttemptRecord, read_record, read_run, read_texts, rec
 from midwatch.checkpoint.format import CheckpointInfo, read_manifest
 from midwatch.cli._places import find_place, pick, run_folder
 from midwatch.core import CheckpointError, Provenance, StorageError, attempt_name, parse_checkpoint_name
+from midwatch.storage import as_storage_error
 
 _ATTEMPT = re.compile(r"a\d{1,8}")
 _NAMED = 12
@@ -63,6 +65,7 @@ def find_side(run_dir: Path | None, word: str) -> Side:
 def _of_attempt(run_dir: Path, attempt: int) -> Side:
     record = read_record(run_dir, attempt)
     if record is None:
+        _refuse_unreadable(run_dir / "provenance")
         known = [attempt_name(number) for number in recorded_attempts(run_dir)]
         there = f"it has {', '.join(known[-_NAMED:])}" if known else "no attempt left one"
         raise CheckpointError(
@@ -79,6 +82,17 @@ def _of_attempt(run_dir: Path, attempt: int) -> Side:
         record=record,
         texts=read_texts(run_dir, record.provenance.code.hash),
     )
+
+
+def _refuse_unreadable(folder: Path) -> None:
+    """A folder that may not be read is another thing than an empty one."""
+    try:
+        with os.scandir(folder):
+            pass
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise as_storage_error(error, f"reading {folder}") from error
 
 
 def _of_checkpoint(info: CheckpointInfo, run_dir: Path) -> Side:

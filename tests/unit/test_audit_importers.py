@@ -173,8 +173,18 @@ def test_a_trainer_state_with_odd_numbers(tmp_path: Path) -> None:
     entries = [{"step": step, "loss": 2.5, "odd": True} for step in (1.0, 2.5, "3", None, True, -1, 2**70)]
     path.write_text(json.dumps({"log_history": entries}).replace("2.5", "9" * 5000, 1))
     done, found = bring(tmp_path / "run", path)
-    assert found == {"loss": [(1, math.inf)]}
+    assert found == {"loss": [(1, math.inf)], "odd": [(1, 1)]}
     assert done.passed_over == {"entries without a step": 6}
+
+
+def test_of_a_trainer_state_no_value_is_dropped_without_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "trainer_state.json"
+    values = [True, False, "False", "true", None, "soon", [1], {}]
+    entries = [{"step": step, "loss": 2.5, "skipped": value} for step, value in enumerate(values)]
+    path.write_text(json.dumps({"log_history": entries}))
+    done, found = bring(tmp_path / "run", path)
+    assert found["skipped"] == [(0, 1), (1, 0), (2, 0), (3, 1)]
+    assert done.notes == ["values without a number in skipped: 3 (first: entry 6, entry 7, entry 8)"]
 
 
 def test_a_trainer_state_that_is_cut(tmp_path: Path) -> None:
@@ -192,6 +202,14 @@ def test_a_trainer_state_that_is_cut(tmp_path: Path) -> None:
 def table(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
+
+
+def test_a_table_with_true_and_false(tmp_path: Path) -> None:
+    words = ("True", "False", "true", "FALSE")
+    rows = "".join(f"{step},2.5,{words[step % 4]}\n" for step in range(8))
+    done, found = bring(tmp_path / "run", table(tmp_path / "t.csv", f"step,loss,skipped\n{rows}True,2.5,True\n"))
+    assert [value for _, value in found["skipped"]] == [1, 0, 1, 0] * 2
+    assert done.notes == ["rows without a step: 1 (first: line 10)"]
 
 
 def test_a_table_with_gaps_and_words(tmp_path: Path) -> None:

@@ -83,8 +83,84 @@ def test_a_header_in_the_middle_is_a_joined_file(judge: Judge) -> None:
 
 
 def test_a_step_that_is_logged_twice_counts_once(judge: Judge) -> None:
-    found = judge(HEADER + "\n" + "".join(f"{row(step)}\n{row(step, 9.0)}\n" for step in range(600)))
+    found = judge(HEADER + "\n" + "".join(f"{row(step)}\n{row(step)}\n" for step in range(600)))
     assert (found.rows, found.repeated_rows, found.findings) == (600, 600, [])
+
+
+def twice(steps: int, first: Callable[[int], str], second: Callable[[int], str], header: str = HEADER) -> str:
+    return "\n".join([header, *(say(step) for step in range(steps) for say in (first, second))]) + "\n"
+
+
+@pytest.mark.parametrize("is_second", [True, False])
+@pytest.mark.parametrize("word", ["nan", "inf"])
+def test_what_is_not_finite_is_judged_in_either_row_of_a_step(judge: Judge, word: str, *, is_second: bool) -> None:
+    def broken(step: int) -> str:
+        return row(step) if step < 500 else f"{step},{word},0.5"
+
+    found = judge(twice(600, row, broken) if is_second else twice(600, broken, row))
+    assert [(one.kind, one.step) for one in found.findings] == [("nonfinite", 500)]
+    [remark] = [one for one in report(found).remarks if "told twice, and differently" in one]
+    assert ": 200 (first: loss of step 500, grad_norm of step 500" in remark
+
+
+def test_of_ranks_in_one_row_the_value_that_is_not_finite_is_kept(judge: Judge) -> None:
+    lines = [f"{step},2.5,2.5,2.5" for step in range(600)]
+    lines[501:501] = ["500,2.5,nan,2.5"]
+    kinds = {one.kind for one in judge("\n".join(["step,loss,loss_r0,loss_r1", *lines]) + "\n").findings}
+    assert "nonfinite" in kinds
+
+
+def other(step: int) -> str:
+    return row(step, 3.0 + 0.01 * (step % 7))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        twice(300, row, other),
+        twice(300, row, lambda step: other(step) if step % 3 == 0 else row(step)),
+        twice(600, row, lambda step: other(step) if step >= 570 else row(step)),
+        twice(
+            300,
+            lambda at: f"{at},{2.5 + at % 9 / 1000:.4f}",
+            lambda at: f"{at},{2.501 + at % 9 / 1000:.4f}",
+            "step,loss",
+        ),
+    ],
+    ids=["always", "at each third step", "at the end", "ranks that are close"],
+)
+def test_two_writers_in_lockstep_are_refused(judge: Judge, text: str) -> None:
+    with pytest.raises(TriageError, match="told twice, and differently: rows of several") as caught:
+        judge(text)
+    assert caught.value.code == "TR102"
+
+
+def short(step: int) -> str:
+    at, loss, norm = row(step).split(",")
+    return f"{at},{float(loss):.3f},{float(norm):.2f}"
+
+
+def test_one_writer_that_tells_steps_twice_is_judged(judge: Judge) -> None:
+    assert judge(twice(600, short, row)).findings == [], "to the screen and to a file"
+    rates = twice(600, lambda at: f"{at},2.5,{at}e-6", lambda at: f"{at},2.5,{at + 1}e-6", "step,loss,lr")
+    assert judge(rates).findings == [], "the learning rate before the step and after it"
+    evals = judge(twice(600, lambda at: f"{row(at)},", lambda at: f"{at},,,2.4", f"{HEADER},eval_loss"))
+    assert (evals.findings, evals.repeated_rows, evals.remarks) == ([], 0, [])
+
+
+def test_a_step_that_a_resume_tells_again(judge: Judge) -> None:
+    found = judge("\n".join([HEADER, *map(row, range(500)), row(499, 2.9), *map(row, range(500, 1000))]) + "\n")
+    assert (found.rows, found.findings, found.repeated_rows) == (1000, [], 0)
+    assert list(found.oddities.values()) == [2]
+    assert report(found).remarks[0].endswith(": 2 (first: loss of step 499, grad_norm of step 499)")
+
+
+def test_of_two_values_of_a_step_the_last_one_counts(judge: Judge) -> None:
+    lines = rows(range(600)).splitlines()
+    lines[501] = f"{row(500, 9.0)}\n{lines[501]}"
+    assert judge("\n".join(lines) + "\n").findings == []
+    lines[501] = "\n".join(reversed(lines[501].split("\n")))
+    assert [one.step for one in judge("\n".join(lines) + "\n").findings] == [500]
 
 
 def attempts(*blocks: tuple[int, range, float | None]) -> list[str]:
@@ -97,7 +173,7 @@ def test_attempts_with_a_column_are_told_apart_even_where_their_rows_alternate(j
     mixed = [line for pair in zip(first, second, strict=True) for line in pair]
     alternating = judge("\n".join([f"attempt,{HEADER}", *mixed, "what is this"]) + "\n")
     assert set(alternating.oddities.values()) == {1}, "counted once, however often it is read"
-    alternating.oddities = {}
+    alternating.oddities, alternating.remarks = {}, []
     assert (joined.rows, joined.dead_rows, joined.resumes) == (1000, 200, [400])
     assert alternating == joined
     backwards = judge("\n".join([f"attempt,{HEADER}", *second, *first]) + "\n")
@@ -174,13 +250,28 @@ def test_what_is_absent_is_no_value(judge: Judge, word: str) -> None:
     assert (found.findings, found.oddities, found.inputs["loss"]) == ([], {}, 599)
 
 
+@pytest.mark.parametrize(("yes", "no"), [("True", "False"), ("true", "false"), ("TRUE", "FALSE"), ("1", "0")])
+def test_a_step_that_was_skipped_may_be_told_in_words(judge: Judge, yes: str, no: str) -> None:
+    lines = [f"{step},{'nan' if step == 500 else 2.5},{yes if step == 500 else no}" for step in range(600)]
+    found = judge("\n".join(["step,grad_norm,skipped", *lines]) + "\n")
+    assert ([one for one in found.findings if one.tier == "trip"], found.remarks[:-1]) == ([], [])
+    without = judge("\n".join(["step,grad_norm,skipped", *(line.rpartition(",")[0] + "," for line in lines)]) + "\n")
+    assert [one.tier for one in without.findings] == ["trip"]
+
+
+def test_no_step_is_told_in_words(judge: Judge) -> None:
+    found = judge(rows(range(300)) + "True,2.5,0.5\n")
+    assert found.oddities == {"rows without a step": 1}
+
+
 def test_rubbish_is_passed_over_and_counted(judge: Judge) -> None:
     lines = rows(range(600)).splitlines()
     lines[101:101] = ["", "Traceback (most recent call last):", "99,", "99.5.5,2,2", "nan,2,2", '"99,2', "\x00\x00"]
     lines[300] = "292,broken,0.5,7,8"
     found = judge("\n".join(lines) + "\n")
     assert found.findings == []
-    assert found.oddities["field that is no number"] == 1
+    assert found.oddities["cells without a number in loss"] == 1
+    assert "cells without a number in loss: 1 (first: line 301)" in report(found).remarks
     assert found.oddities["rows without a step"] >= 3
     assert found.rows == 600
 
@@ -231,6 +322,10 @@ def test_a_line_without_an_end_in_sight(judge: Judge) -> None:
         (b"", "is empty"),
         (b"\n\n  \n", "is empty"),
         (b"step,loss\n", "no row of numbers"),
+        (b"step,loss\n0x0,2\n0x1,2\n", r"rows without a step: 2 \(first: line 2, line 3\)"),
+        (b"step,loss\n0_000,2\n", "rows without a step: 1"),
+        (b"step,loss\n99999999999999999999,2\n", "rows without a step: 1"),
+        (b"step,loss\n-1,2\n", "rows with a negative step: 1"),
         (b"loss,lr\n2,3\n", "no column counts steps"),
         (b"step,wall_time\n1,2\n", "no column that can be judged"),
         (b"1,2.5\n2,2.4\n", "holds numbers, not names"),
@@ -250,6 +345,17 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
             replay(path)
         with pytest.raises(TriageError):
             read_facts(path)
+
+
+def test_facts_that_are_no_file_are_called_what_they_are(tmp_path: Path) -> None:
+    for path, what in (
+        (tmp_path, "is a folder"),
+        (Path("/dev/null"), "not a regular file"),
+        (tmp_path / "no", "no such"),
+    ):
+        with pytest.raises(TriageError, match=what) as caught:
+            read_facts(path)
+        assert caught.value.code == "TR103"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"resumes": 3}', '{"schedule": {"peak_lr": "high"}}', "\xff"])
@@ -272,6 +378,56 @@ def test_facts_with_gaps_and_odd_values(tmp_path: Path) -> None:
     path.write_text('{"schedule": {"kind": "const", "peak_lr": 1, "warmup_steps": 60.0}, "resumes": [400.0]}')
     assert read_facts(path).guards().schedule.kind == "constant"
     assert read_facts(path).resumes == (400,)
+
+
+COSINE = {"kind": "cosine", "peak_lr": 0.1, "warmup_steps": 10, "total_steps": 600}
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"kind": "cosin"}, 'schedule.kind "cosin" is none of constant, linear, cosine, wsd'),
+        ({"kind": None}, "schedule.kind is not told"),
+        ({"peak_lr": -1}, "schedule.peak_lr -1.0 is not above 0"),
+        ({"peak_lr": 0}, "schedule.peak_lr 0.0 is not above 0"),
+        ({"peak_lr": None, "peek_lr": 0.1}, "schedule.peak_lr is not told"),
+        ({"total_steps": 9}, "schedule.total_steps 9 is not beyond schedule.warmup_steps 10"),
+        ({"total_steps": None}, "schedule.total_steps is not told"),
+        ({"warmup_steps": -4}, "schedule.warmup_steps -4 is below 0"),
+        ({"floor_ratio": 7}, "schedule.floor_ratio 7.0 is not between 0 and 1"),
+        ({"kind": "wsd", "decay_start": 600}, "schedule.total_steps 600 is not beyond schedule.decay_start 600"),
+    ],
+)
+def test_a_plan_that_cannot_be_used_is_said(tmp_path: Path, changed: dict[str, Any], what: str) -> None:
+    path, facts = tmp_path / "run.csv", tmp_path / "facts.json"
+    path.write_text("step,loss,lr\n" + "".join(f"{step},2.5,0.1\n" for step in range(300)))
+    facts.write_text(json.dumps({"schedule": COSINE | changed}))
+    found = replay(path, read_facts(facts))
+    assert not found.has_plan
+    assert found.remarks == [f"the learning rate is held against no plan, for of the facts {what}"]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"schedule": None},
+        {"schedule": dict.fromkeys(COSINE)},
+        {"schedule": {"kind": "unknown", "peak_lr": 1}},
+        {"schedule": COSINE | {"decay_start": 900, "floor_ratio": None, "kind": "Cosine", "note": "mine"}},
+        {"schedule": {"kind": "const", "peak_lr": 0.1, "total_steps": None}},
+        {"loss_scaling": "off", "more": [1]},
+    ],
+)
+def test_facts_that_tell_less_or_more_are_fine(tmp_path: Path, facts: dict[str, Any]) -> None:
+    path = tmp_path / "facts.json"
+    path.write_text(json.dumps(facts))
+    assert read_facts(path).remarks() == []
+
+
+def test_a_scaling_that_is_none_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    path.write_text('{"loss_scaling": "dynmic"}')
+    assert read_facts(path).remarks() == ['of the facts loss_scaling "dynmic" is none of dynamic, static, off, none']
 
 
 # --- size ----------------------------------------------------------------------------------------------------------

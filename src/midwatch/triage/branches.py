@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -125,11 +126,7 @@ class Branches:
             raise self._mixed(f"steps go back {times} times in {lane.rows} rows")
 
     def _mixed(self, what: str) -> TriageError:
-        message = (
-            f"{self._curve.path}: {what}: rows of several attempts or ranks are mixed, and nothing tells them apart"
-            " (or the rows are not in the order of their steps)"
-        )
-        return TriageError("TR102", message, path=str(self._curve.path))
+        return mixture(self._curve.path, what, " (or the rows are not in the order of their steps)")
 
     def _end_lanes(self) -> None:
         """What an attempt wrote from a later attempt's first step on is dead."""
@@ -188,6 +185,12 @@ class Branches:
             index = self._order.index(lane)
             was = self._order[index - 1] if index else None
         return was is not None and _excerpt(self._curve, was.key) == _excerpt(self._curve, lane.key)
+
+
+def mixture(path: Path, what: str, unless: str = "") -> TriageError:
+    """The refusal of a file in which rows of several writers lie."""
+    message = f"{path}: {what}: rows of several attempts or ranks are mixed, and nothing tells them apart{unless}"
+    return TriageError("TR102", message, path=str(path))
 
 
 def _take_back(lane: Lane, step: int) -> None:

@@ -4,14 +4,16 @@ a row holds."""
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from midwatch.audit.importers import Table, Tell, UnfitFileError, is_missing
+from midwatch.audit.importers import Notes, Table, Tell, UnfitFileError, is_missing
 from midwatch.core import TriageError
 from midwatch.triage.columns import PLACES, find_columns
+
+_SHOWN: Final = 80
+"""Characters of a column's name in a remark."""
 
 
 class Row(NamedTuple):
@@ -21,6 +23,7 @@ class Row(NamedTuple):
     lane: str
     """Excerpt and attempt, as written: rows of one lane belong together."""
     cells: list[str]
+    line: int
 
 
 class Curve:
@@ -38,38 +41,34 @@ class Curve:
             raise TriageError("TR101", str(error), path=str(path)) from error
         self.columns = find_columns(self._table)
         self._metrics_at = [(what, index) for what, index in self.columns.at.items() if what not in PLACES]
-        self._number = self._table.format.number
+        self._number = self._table.format.value
         self._is_known = False
-        self.oddities: Counter[str] = Counter()
-        """What was passed over, by what it is; filled by ``rows`` and ``numbers``."""
+        self.notes = Notes()
+        """What was passed over, and where first; filled by ``rows`` and ``numbers``."""
         if not self.columns.metrics:
             message = f"{path}: has steps, but no column that can be judged (such as loss, grad_norm, lr)"
             raise TriageError("TR101", f"{message}; its columns: {', '.join(self._table.names)[:200]}", path=str(path))
         for name in self.columns.passed_over:
-            self.oddities[f"column called like one that is judged: {name[:80]}"] += 1
+            self.notes.pass_over(f"column called like one that is judged: {name[:_SHOWN]}")
 
     def rows(self, tell: Tell | None = None) -> Iterator[Row]:
         """Every row with a step, in the order of the file; what is odd is counted when it is read the first time."""
         at = self.columns.at
-        oddities = Counter[str]() if self._is_known else self.oddities
+        notes = Notes() if self._is_known else self.notes
         lane_at = [at[what] for what in ("excerpt", "attempt") if what in at]
         rank_at = at.get("rank")
         mine: str | None = None
-
-        def odd(what: str, where: str) -> None:
-            oddities[what] += 1
-
-        for _, step, cells in self._table.rows(odd, tell):
+        for line, step, cells in self._table.rows(notes.pass_over, tell):
             if step < 0:
-                oddities["rows with a negative step"] += 1
+                notes.pass_over("rows with a negative step", f"line {line}")
                 continue
             if rank_at is not None and rank_at < len(cells):
                 mine = cells[rank_at].strip() if mine is None else mine
                 if cells[rank_at].strip() != mine:
-                    oddities[f"row of another rank than {mine}"] += 1
+                    notes.pass_over(f"row of another rank than {mine}", f"line {line}")
                     continue
             lane = "/".join([cells[at].strip() for at in lane_at if at < len(cells)]) if lane_at else ""
-            yield Row(step, lane, cells)
+            yield Row(step, lane, cells, line)
         self._is_known = True
 
     def numbers(self, row: Row) -> dict[str, Any]:
@@ -77,7 +76,7 @@ class Curve:
         cells = row.cells
         values: dict[str, Any] = {}
         for what, index in self._metrics_at:
-            value = self._value(cells[index]) if index < len(cells) else None
+            value = self._value(row, index) if index < len(cells) else None
             if value is not None:
                 values[what] = value
         if "skipped" in values:
@@ -85,25 +84,28 @@ class Curve:
         if (perplexity := values.pop("perplexity", None)) is not None:
             values["loss"] = math.log(perplexity) if perplexity > 0 else math.nan
         for what, pairs in self.columns.by_rank.items():
-            if found := self._of_ranks(what, pairs, cells):
+            if found := self._of_ranks(what, pairs, row):
                 values[what] = found
         rates = values.pop("lrs", None)
         if rates:
             values["lr"] = tuple(rates.values())
         return values
 
-    def _of_ranks(self, what: str, pairs: tuple[tuple[int, int], ...], cells: list[str]) -> dict[int, Any] | None:
-        texts = {rank: cells[index] for rank, index in pairs if index < len(cells) and cells[index]}
+    def _of_ranks(self, what: str, pairs: tuple[tuple[int, int], ...], row: Row) -> dict[int, Any] | None:
+        told = {rank: index for rank, index in pairs if index < len(row.cells) and row.cells[index]}
         if what == "checksums":
-            found: dict[int, Any] = {rank: text.strip() for rank, text in texts.items() if text.strip()}
+            texts = {rank: row.cells[index].strip() for rank, index in told.items()}
+            found: dict[int, Any] = {rank: text for rank, text in texts.items() if text}
         else:
-            numbers = {rank: self._value(text) for rank, text in texts.items()}
+            numbers = {rank: self._value(row, index) for rank, index in told.items()}
             found = {rank: value for rank, value in numbers.items() if value is not None}
         return found if len(found) > 1 else None
 
-    def _value(self, text: str) -> float | None:
-        """The field's value; None where it has none."""
+    def _value(self, row: Row, index: int) -> float | None:
+        """The cell's value; None where it has none."""
+        text = row.cells[index]
         value = self._number(text)
         if value is None and not is_missing(text):
-            self.oddities["field that is no number"] += 1
+            name = self._table.names[index][:_SHOWN]
+            self.notes.pass_over(f"cells without a number in {name}", f"line {row.line}")
         return value

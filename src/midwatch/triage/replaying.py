@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -13,6 +14,7 @@ from midwatch.guards import Finding, Guards, Sample
 from midwatch.triage.branches import Branches
 from midwatch.triage.curve import Curve
 from midwatch.triage.facts import Facts
+from midwatch.triage.steps import Step, Steps
 
 MAX_NOTES: Final = 10_000
 """Kept; more are counted. Ten million noisy points have some 30 000."""
@@ -32,7 +34,7 @@ class Replayed(msgspec.Struct, kw_only=True):
     dead_rows: int = 0
     """Rolled back by a resume."""
     repeated_rows: int = 0
-    """That say nothing new of a step."""
+    """That say of a step what was said before."""
     stray_rows: int = 0
     """That lie behind those around them."""
     begun_anew: int = 0
@@ -44,6 +46,9 @@ class Replayed(msgspec.Struct, kw_only=True):
     """Metric -> rows that have it."""
     has_plan: bool = False
     oddities: dict[str, int] = {}
+    """What was passed over, and how often."""
+    remarks: list[str] = []
+    """The same with the first places, and what of the facts cannot be used."""
 
 
 def replay(path: Path, facts: Facts | None = None, tell: Tell | None = None) -> Replayed:
@@ -59,13 +64,16 @@ def replay(path: Path, facts: Facts | None = None, tell: Tell | None = None) -> 
     curve = Curve(path)
     branches = Branches(curve, tell)
     result = Replayed(path=str(path), has_plan=Guards(facts.guards()).has_plan)
-    _Replay(facts, result).run(curve, branches, tell)
+    steps = Steps(curve)
+    _Replay(facts, result).run(steps.of(branches.live(tell)))
     result.dead_rows, result.begun_anew = branches.dead_rows, branches.begun_anew
-    result.repeated_rows += branches.repeated_rows
+    result.repeated_rows = steps.repeated_rows + branches.repeated_rows
     result.stray_rows = branches.stray_rows
-    result.oddities = dict(sorted((what, count) for what, count in curve.oddities.items() if count))
+    result.oddities = dict(sorted(curve.notes.counts.items()))
+    result.remarks = facts.remarks() + sorted(curve.notes.sentences())
     if not result.rows:
-        raise TriageError("TR101", f"{path}: has columns and no row of numbers", path=str(path))
+        message = "; ".join([f"{path}: has columns and no row of numbers", *sorted(curve.notes.sentences())])
+        raise TriageError("TR101", message, path=str(path))
     return result
 
 
@@ -80,27 +88,19 @@ class _Replay:
     def _new_guards(self) -> Guards:
         return Guards(self._facts.guards(), is_scaling_dynamic=self._facts.is_scaling_dynamic)
 
-    def run(self, curve: Curve, branches: Branches, tell: Tell | None) -> None:
-        result, told = self._result, dict[str, Any]()
-        inputs: dict[str, int] = {}
-        for live in branches.live(tell):
-            step, values = live.row.step, curve.numbers(live.row)
-            if live.is_more:
-                values = {name: value for name, value in values.items() if name not in told}
-                result.repeated_rows += not values
-                told |= values
-            else:
-                told = values
-                result.rows += 1
+    def run(self, steps: Iterable[Step]) -> None:
+        result, inputs = self._result, dict[str, int]()
+        for live, values in steps:
+            step = live.row.step
+            result.rows += 1
             for name in values:
                 inputs[name] = inputs.get(name, 0) + 1
             if live.is_new_run:
                 self._guards = self._new_guards()
                 self._resumes = sorted(at for at in self._facts.resumes or () if at >= step)
             self._resume(step, is_resumed=live.is_resumed)
-            if values or not live.is_more:
-                for finding in self._guards.observe(Sample(step=step, **values)).findings:
-                    self._keep(finding)
+            for finding in self._guards.observe(Sample(step=step, **values)).findings:
+                self._keep(finding)
             result.first_step = step if result.first_step is None else min(result.first_step, step)
             result.last_step = step if result.last_step is None else max(result.last_step, step)
         result.inputs = {name: count for name, count in inputs.items() if name != "is_skipped"}

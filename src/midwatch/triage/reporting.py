@@ -84,7 +84,7 @@ def _remarks(replayed: Replayed) -> list[str]:
         said.append(f"{replayed.stray_rows} rows lie behind those around them and do not count")
     if replayed.repeated_rows:
         said.append(f"{replayed.repeated_rows} rows say nothing new of a step that came before")
-    said += [f"{count} x {what}" for what, count in replayed.oddities.items()]
+    said += replayed.remarks
     said += [f"{count} more of tier {tier} are not listed" for tier, count in replayed.left_out.items()]
     if "loss" not in replayed.inputs:
         said.append("the file has no loss, so nothing is said about it")

@@ -8,6 +8,7 @@ from midwatch.audit.importers.bring import Imported, import_metrics
 from midwatch.audit.importers.detect import FORMATS, format_of
 from midwatch.audit.importers.header import STEP_COLUMNS
 from midwatch.audit.importers.numbers import is_missing
+from midwatch.audit.importers.rows import Notes
 from midwatch.audit.importers.table import Table, TableRow
 from midwatch.audit.importers.textfile import Tell, UnfitFileError
 
@@ -16,6 +17,7 @@ __all__ = [
     "STEP_COLUMNS",
     "Attempt",
     "Imported",
+    "Notes",
     "Table",
     "TableRow",
     "Tell",

@@ -35,7 +35,7 @@ def read_table(path: Path, notes: Notes, step_column: str = "") -> Iterator[Row]
     table = Table(path, step_column)
     places = _places(table.names)
     names = _metrics(table, places, notes)
-    number = table.format.number
+    number = table.format.value
     for row in table.rows(notes.pass_over, notes.read):
         values: dict[str, float] = {}
         cells = row.cells

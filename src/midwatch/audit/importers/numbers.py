@@ -19,6 +19,8 @@ _LONGEST: Final = 400
 MISSING: Final = frozenset(("", "none", "null", "na", "n/a", "#n/a", "-", "--", "?", "<na>"))
 """Cells that say that there is no value; ``nan`` is a value."""
 
+_TRUTHS: Final = {"true": 1.0, "false": 0.0}
+
 LARGEST_STEP: Final = 2**63 - 1
 """Steps are below: an index keeps them in 64 bits, and adds one."""
 
@@ -27,6 +29,11 @@ def number_of(text: str) -> float | None:
     """A number, NaN and infinity included; None for anything else. ``1_000`` and ``0x1f`` are none."""
     text = text.strip()
     return float(text) if len(text) <= _LONGEST and _NUMBER.fullmatch(text) else None
+
+
+def truth_of(text: str) -> float | None:
+    """``True`` and ``False`` in any case count as 1 and 0, as in journals; None for anything else."""
+    return _TRUTHS.get(text.strip().lower()) if len(text) <= _LONGEST else None
 
 
 def is_missing(text: str) -> bool:
@@ -63,6 +70,11 @@ class NumberFormat(NamedTuple):
             return float(text) if "_" not in text and len(text) <= _LONGEST else None
         except ValueError:
             return self._odd(text)
+
+    def value(self, text: str) -> float | None:
+        """What a cell tells of a metric: its number, or 1 or 0 for true or false. A step or a rank is no such cell."""
+        number = self.number(text)
+        return truth_of(text) if number is None else number
 
     def whole(self, text: str) -> int | None:
         """A whole number, also written ``100.0`` or ``1e3``, of 64 bits; None for anything else."""

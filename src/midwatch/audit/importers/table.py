@@ -124,7 +124,7 @@ class Table:
         return [cells for _, cells, is_cut in islice(records, rows) if not is_cut]
 
     def _count(self, sample: list[list[str]]) -> None:
-        number, whole, usual = self.format.number, self.format.whole, len(self.names)
+        value, whole, usual = self.format.value, self.format.whole, len(self.names)
         other = 0
         for cells in sample:
             other += _has_value(cells[usual:]) or (self._header.delimiter is None and len(cells) < usual)
@@ -133,7 +133,7 @@ class Table:
             for at, cell in enumerate(cells[:usual]):
                 if not is_missing(cell):
                     self.filled[at] += 1
-                    self.numbers[at] += number(cell) is not None
+                    self.numbers[at] += value(cell) is not None
         if other > max(1, len(sample) // 2):
             have = sorted(map(len, sample))[len(sample) // 2]
             raise UnfitFileError(

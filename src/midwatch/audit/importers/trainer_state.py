@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 
-from midwatch.audit.importers.numbers import LARGEST_STEP, number_of
+from midwatch.audit.importers.numbers import LARGEST_STEP, number_of, truth_of
 from midwatch.audit.importers.rows import Notes, Row
 from midwatch.audit.importers.textfile import TextFile, UnfitFileError
 from midwatch.storage import read_regular
 
 KEY: Final = '"log_history"'
+_SHOWN: Final = 80
 _NAMES: Final = {"learning_rate": "lr"}
 
 
@@ -38,6 +39,8 @@ def read_trainer_state(path: Path, notes: Notes) -> Iterator[Row]:
             told = _number(value)
             if told is not None and name != "step":
                 values[_NAMES.get(name, name)] = told
+            elif told is None and value is not None:
+                notes.pass_over(f"values without a number in {name[:_SHOWN]}", f"entry {number}")
         if values:
             yield Row(step, 0, values)
 
@@ -77,9 +80,12 @@ def _step(value: Any) -> int | None:
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, (int, float)):
         try:
             return float(value)
         except OverflowError:
             return None
-    return number_of(value) if isinstance(value, str) else None
+    if not isinstance(value, str):
+        return None
+    number = number_of(value)
+    return truth_of(value) if number is None else number

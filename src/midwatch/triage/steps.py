@@ -1,0 +1,124 @@
+"""The rows of one step as one: a validation has a row of its own, a resume tells a step again, a logger tells it twice.
+
+Of two values the last counts, as in journals. One that is not finite is never lost to one that is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+from midwatch.core import TriageError
+from midwatch.triage.branches import FEW, MIXED_SHARE, LiveRow, mixture
+from midwatch.triage.curve import Curve
+
+RETOLD: Final = "values told twice, and differently: the last one counts, or one that is not finite"
+SINGLE: Final = 1e-6
+"""Relative: so far apart is one number that was kept in 32 and in 64 bits."""
+TELLING: Final = frozenset({"loss", "grad_norm", "rank_losses", "rank_norms"})
+"""No run has two of these in one step; a learning rate or a scale may be told before a step and after it."""
+
+
+class Step(NamedTuple):
+    """What all rows of a step say, and the first of them."""
+
+    live: LiveRow
+    values: dict[str, Any]
+
+
+class Steps:
+    """Puts rows together, and counts what is told twice."""
+
+    def __init__(self, curve: Curve) -> None:
+        self._curve = curve
+        self._steps = 0
+        self._mixed_steps = 0
+        self._mixed_in_a_row = 0
+        self._is_mixed = False
+        self.repeated_rows = 0
+        """That say of a step what was said before."""
+
+    def of(self, rows: Iterable[LiveRow]) -> Iterator[Step]:
+        """Every step once.
+
+        Raises:
+            TriageError: TR102 when so many steps have two values that there must be two writers.
+        """
+        step: Step | None = None
+        for live in rows:
+            values = self._curve.numbers(live.row)
+            if step is not None and live.is_more:
+                self._add(step, values)
+                continue
+            if step is not None:
+                self._end()
+                yield step
+            step = Step(live, values)
+        if step is not None:
+            self._end()
+            yield step
+        if self._mixed_steps > max(FEW, MIXED_SHARE * self._steps):
+            raise self._mixture(f"{self._mixed_steps} of {self._steps} steps are told twice, and differently")
+
+    def _add(self, step: Step, values: dict[str, Any]) -> None:
+        told = step.values
+        is_new = False
+        for name, value in values.items():
+            before = told.get(name)
+            if before is not None and _is_same(before, value):
+                continue
+            is_new = True
+            if before is None:
+                told[name] = value
+                continue
+            self._curve.notes.pass_over(RETOLD, f"{name} of step {step.live.row.step}")
+            self._is_mixed = self._is_mixed or (name in TELLING and _is_of_another(before, value))
+            if _is_finite(before):
+                told[name] = value
+        self.repeated_rows += bool(values) and not is_new
+
+    def _end(self) -> None:
+        self._steps += 1
+        self._mixed_steps += self._is_mixed
+        self._mixed_in_a_row = self._mixed_in_a_row + 1 if self._is_mixed else 0
+        self._is_mixed = False
+        if self._mixed_in_a_row > FEW:
+            raise self._mixture(f"{self._mixed_in_a_row} steps on end are told twice, and differently")
+
+    def _mixture(self, what: str) -> TriageError:
+        return mixture(self._curve.path, what, " (or training and validation share a column)")
+
+
+def _parts(value: Any) -> dict[Any, Any]:
+    """One number, the rates of all groups, or the values of all ranks."""
+    if isinstance(value, dict):
+        return value
+    return dict(enumerate(value if isinstance(value, tuple) else (value,)))
+
+
+def _is_finite(value: Any) -> bool:
+    return all(not isinstance(part, float) or math.isfinite(part) for part in _parts(value).values())
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    first, second = _parts(before), _parts(after)
+    return first.keys() == second.keys() and all(
+        part == second[key] or (part != part and second[key] != second[key]) for key, part in first.items()
+    )
+
+
+def _is_of_another(before: Any, after: Any) -> bool:
+    """Two finite values that no rounding makes one. What is not finite is a finding, whoever wrote it."""
+    first, second = _parts(before), _parts(after)
+    return (_is_finite(before) and _is_finite(after)) and any(
+        not _is_rounded(first[key], second[key]) for key in first.keys() & second.keys()
+    )
+
+
+def _is_rounded(one: float, other: float) -> bool:
+    """One number, printed with more digits and with fewer."""
+    units = [Decimal(repr(number)).as_tuple().exponent for number in (one, other)]
+    is_shortened = units[0] != units[1] and abs(one - other) < 10.0 ** max(map(int, units))
+    return is_shortened or math.isclose(one, other, rel_tol=SINGLE)

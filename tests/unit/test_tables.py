@@ -184,9 +184,37 @@ def test_a_cell_over_several_lines_and_a_quote_that_stands_alone(tmp_path: Path)
     text = 'step,text,loss\n1,"a\nb, ""c""\nz9,9",2.5\n2,5" disk,2.25\n3,"open,2.0\n4,x,1.75\n5,"shut,1.5\n6,y,1.25\n'
     found, odd = read(tmp_path, text)
     assert found == {1: 2.5, 2: 2.25, 3: None, 4: 1.75, 5: None, 6: 1.25}
-    assert odd == {"rows with other than the usual number of cells": 2}
+    assert odd == {"last cells of rows that end early": 2}
     lost = "step,loss\n" + '1,"2\n' + "".join(f"{step},2.5\n" for step in range(2, 500))
     assert len(read(tmp_path, lost)[0]) == 499, "one quote does not swallow the file"
+
+
+@pytest.mark.parametrize("end", ["", ",", ",,"])
+@pytest.mark.parametrize(
+    "odd_row",
+    ["300,99,2.5,0.9", "300,2.5401,9.5,0.9", "300,2.5,0.9401,9.5,0.9", "300,,9.5,0.9", "300,9,2.5,0.9,301,2.5,0.9"],
+)
+def test_a_row_with_more_cells_than_names_is_not_taken(tmp_path: Path, odd_row: str, end: str) -> None:
+    rows = [f"{step},2.5,0.9" for step in range(600)]
+    rows[300] = odd_row
+    found, odd = read(tmp_path, "".join(f"{row}{end}\n" for row in ["step,loss,lr", *rows]))
+    assert (found, odd) == (
+        {step: 2.5 for step in range(600) if step != 300},
+        {"rows with more cells than there are names": 1},
+    )
+    done = import_metrics([tmp_path / "table.csv"], tmp_path / "run", is_rehearsal=True)
+    assert (done.points, done.passed_over) == (2 * 599, odd)
+    assert replay(tmp_path / "table.csv").findings == []
+
+
+def test_more_cells_than_there_were_names_for_are_right_behind_names_for_them(tmp_path: Path) -> None:
+    begin = "step,loss\n" + "".join(f"{step},2.5,\n" for step in range(9))
+    found, odd = read(tmp_path, begin + "step,loss,lr\n9,2.5,0.1\n10,2.5,0.1,7\n")
+    assert (found, odd) == (dict.fromkeys(range(10), 2.5), {"rows with more cells than there are names": 1})
+
+
+def test_a_last_column_without_a_name_is_one_where_it_is_filled(tmp_path: Path) -> None:
+    assert read(tmp_path, "step,loss,\n1,2.5,a\n2,2.5,b\n") == ({1: 2.5, 2: 2.5}, {})
 
 
 def test_what_a_crash_leaves(tmp_path: Path) -> None:

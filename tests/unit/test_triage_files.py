@@ -267,7 +267,7 @@ def test_no_step_is_told_in_words(judge: Judge) -> None:
 def test_rubbish_is_passed_over_and_counted(judge: Judge) -> None:
     lines = rows(range(600)).splitlines()
     lines[101:101] = ["", "Traceback (most recent call last):", "99,", "99.5.5,2,2", "nan,2,2", '"99,2', "\x00\x00"]
-    lines[300] = "292,broken,0.5,7,8"
+    lines[300] = "292,broken,0.5"
     found = judge("\n".join(lines) + "\n")
     assert found.findings == []
     assert found.oddities["cells without a number in loss"] == 1

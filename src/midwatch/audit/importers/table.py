@@ -66,7 +66,7 @@ class Table:
 
     def rows(self, odd: Odd, tell: Tell | None = None) -> Iterator[TableRow]:
         """Every row with a step, in the order of the file; what is passed over is told to ``odd``."""
-        count, step_at, whole = len(self.names), self.step_at, self.format.whole
+        count, step_at, whole = self._named_cells(), self.step_at, self.format.whole
         order: list[int | None] | None = None
         for line, written, is_cut in self._records(odd, tell):
             if is_cut:
@@ -79,13 +79,24 @@ class Table:
             step = whole(cells[step_at]) if step_at < len(cells) else None
             if step is None:
                 if find_step(written, self._step_column) is not None:
-                    order = self._order(written)
+                    order, count = self._order(written), len(written)
                 elif any(cell.strip() for cell in written):
                     odd("rows without a step", f"line {line}")
                 continue
-            if len(cells) != count and not is_cut and (len(cells) < count or _has_value(cells[count:])):
-                odd("rows with other than the usual number of cells", f"line {line}")
+            if _has_value(written[count:]):
+                # Two lines in one, or a comma within a number: which cell belongs to which name, nobody can tell.
+                odd("rows with more cells than there are names", f"line {line}")
+                continue
+            if len(written) < count and not is_cut:
+                odd("last cells of rows that end early", f"line {line}")
             yield TableRow(line, step, cells)
+
+    def _named_cells(self) -> int:
+        """How many cells a row may have; a separator at the end of the line of names begins no column."""
+        count = len(self.names)
+        while not self.names[count - 1] and 2 * self.filled[count - 1] <= self.filled[self.step_at]:
+            count -= 1
+        return count
 
     def _records(self, odd: Odd, tell: Tell | None, most: int | None = None) -> Iterator[tuple[int, list[str], bool]]:
         """Line, cells and whether they were cut, of every line after the names, or of the first lines."""

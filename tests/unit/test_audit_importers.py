@@ -15,9 +15,11 @@ import pytest
 
 from midwatch.audit import read_run, tfrecord
 from midwatch.audit.importers import Imported, format_of, import_metrics
+from midwatch.audit.importers.columns import PLACES
 from midwatch.audit.index import MetricIndex
 from midwatch.audit.protowire import FIXED32, put_bytes, put_double, put_int, put_varint
 from midwatch.core import MetricsError
+from midwatch.triage.columns import NAMES
 
 GOLDEN = Path(__file__).parents[1] / "data" / "metrics"
 CURVES = Path(__file__).resolve().parents[2].parent / "shared" / "cases" / "curves" / "real"
@@ -300,6 +302,85 @@ def test_runs_that_are_mixed_are_refused(tmp_path: Path) -> None:
         import_metrics([path], tmp_path / "run")
     assert caught.value.code == "MT102"
     assert list((tmp_path / "run" / "metrics").glob("*.jsonl")) == []
+
+
+@pytest.mark.parametrize("header", ["run,step,loss", "Run ID,step,loss", "fragment,step,loss"])
+@pytest.mark.parametrize("is_mixed", [True, False])
+def test_a_column_that_names_two_runs_is_refused_and_one_may_be_taken(
+    tmp_path: Path, header: str, is_mixed: bool
+) -> None:
+    rows = [(run, step) for step in range(200) for run in ("exp a", "exp b")]
+    rows = rows if is_mixed else sorted(rows)
+    path = table(tmp_path / "t.csv", f"{header}\n" + "".join(f"{run},{step},{len(run)}.5\n" for run, step in rows))
+    with pytest.raises(MetricsError, match="exp a, exp b") as caught:
+        import_metrics([path], tmp_path / "run")
+    assert (caught.value.code, "--run-name 'exp a'" in caught.value.hint) == ("MT102", True)
+    done, found = bring(tmp_path / "run", path, run_name="exp b")
+    assert found == {"loss": [(step, 5.5) for step in range(200)]}
+    assert done.passed_over == {"rows of other runs": 200}
+    with pytest.raises(MetricsError, match="rows of other runs: 400"):
+        import_metrics([path], tmp_path / "other", run_name="exp c")
+
+
+def test_two_files_whose_columns_name_two_runs_are_refused(tmp_path: Path) -> None:
+    paths = [table(tmp_path / f"{run}.csv", f"run,step,loss\n{run},1,2.5\n") for run in ("a", "b")]
+    with pytest.raises(MetricsError, match="MT102"):
+        import_metrics(paths, tmp_path / "run")
+    assert len(import_metrics(paths[:1] * 2, tmp_path / "run").attempts) == 1
+
+
+def test_a_run_can_be_taken_only_where_a_column_names_some(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(megatron([1]))
+    for path in (table(tmp_path / "t.csv", "step,loss\n1,2.5\n"), tmp_path / "train.log"):
+        with pytest.raises(MetricsError, match="names runs") as caught:
+            import_metrics([path], tmp_path / "run", run_name="a")
+        assert "--run-name" in caught.value.hint
+
+
+def test_the_columns_that_say_where_a_row_belongs_are_those_of_triage() -> None:
+    assert {what: NAMES[what.replace("run", "excerpt")] for what in PLACES} == PLACES
+
+
+@pytest.mark.parametrize(
+    "header", ["step,loss,lr", "step,lr,loss", "attempt,step,loss", "rank,step,loss", "step,loss,elapsed"]
+)
+def test_two_writers_that_keep_pace_are_refused(tmp_path: Path, header: str) -> None:
+    fill = {"lr": "0.1", "attempt": "1", "rank": "0"}
+    text = "".join(
+        ",".join(fill.get(name, str(step) if name == "step" else f"{2.5 + writer}") for name in header.split(","))
+        + "\n"
+        for step in range(200)
+        for writer in range(2)
+    )
+    with pytest.raises(MetricsError, match="200 of 200 steps are told twice and differently") as caught:
+        import_metrics([table(tmp_path / "t.csv", f"{header}\n{text}")], tmp_path / "run")
+    assert caught.value.code == "MT102"
+    assert list((tmp_path / "run" / "metrics").glob("*.jsonl")) == []
+
+
+def test_two_writers_of_a_log_that_keep_pace_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(
+        "".join(megatron([step], loss) for step in range(90) for loss in ("2.0", "9.0"))
+    )
+    with pytest.raises(MetricsError, match="MT102"):
+        import_metrics([tmp_path / "train.log"], tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [f"{step},{row}" for step in range(50) for row in ("2.5,,1", ",2.25,1")],
+        [f"{step},2.5,,{time}" for step in range(50) for time in (1, 2)],
+        [f"{step},2.5,,1" for first in (0, 5, 10, 15) for step in range(first, first + 20)],
+        [f"{step},{2.5 + first / 100},,1" for first in (0, 1, 2) for step in range(20)],
+        [f"{step},{loss},,1" for step in range(50) for loss in ((2.5, 2.4) if step == 7 else (2.5,))],
+    ],
+    ids=["validation", "twice", "resumed", "begun anew", "one odd duplicate"],
+)
+def test_what_one_run_tells_twice_is_no_second_run(tmp_path: Path, rows: list[str]) -> None:
+    text = "step,loss,val_loss,elapsed_s\n" + "\n".join(rows) + "\n"
+    _, found = bring(tmp_path / "run", table(tmp_path / "t.csv", text))
+    assert [step for step, _ in found["loss"]] == sorted({int(row.split(",")[0]) for row in rows})
 
 
 def test_a_run_in_a_crash_loop_is_none_of_them(tmp_path: Path) -> None:

@@ -125,6 +125,16 @@ def test_import_records_who_did_it(tmp_path: Path, where: tuple[str, str]) -> No
     ]
 
 
+def test_import_takes_one_of_several_runs(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("run,step,loss\n" + "".join(f"{run},{step},2.5\n" for step in range(9) for run in "ab"))
+    words = ("metrics", "import", table, "--run-dir", tmp_path / "new")
+    code, document = answer(*words)
+    assert (code, document["error"]) == (65, "MT102")
+    code, document = answer(*words, "--run-name", "b")
+    assert (code, document["points"], document["passed_over"]) == (0, 9, {"rows of other runs": 9})
+
+
 @pytest.mark.parametrize("words", [("nothing.csv",), (".",), ("t.csv", "--format", "megatron")])
 def test_import_of_what_cannot_be_read(tmp_path: Path, words: tuple[str, ...]) -> None:
     (tmp_path / "t.csv").write_text("step,loss\n1,2\n")

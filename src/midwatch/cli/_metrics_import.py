@@ -33,6 +33,9 @@ from midwatch.cli._progress import ByteCounter
     help="Of all files; auto looks into each.",
 )
 @click.option("--step-column", default="", metavar="NAME", help="The column of steps in a table, if it is an odd one.")
+@click.option(
+    "--run-name", default="", metavar="NAME", help="The run to take, of a table with a column that names runs."
+)
 @click.option("--replace", is_flag=True, help="Remove what was imported before; never what midwatch recorded.")
 @click.option("--dry-run", is_flag=True, help="Read everything, say what would be imported, write nothing.")
 @json_option
@@ -42,6 +45,7 @@ def import_command(
     run_dir: Path,
     name: str,
     step_column: str,
+    run_name: str,
     replace: bool,
     dry_run: bool,
     is_json: bool,
@@ -58,6 +62,7 @@ def import_command(
             run_dir,
             format=name,
             step_column=step_column,
+            run_name=run_name,
             is_replacing=replace,
             is_rehearsal=dry_run,
             progress=counter.add,

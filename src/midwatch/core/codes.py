@@ -128,7 +128,7 @@ CODES: dict[str, Code] = {
     # --- metrics -------------------------------------------------------------------------------------------------
     "MT101": Code("metrics file cannot be read", EXIT_DATA, "Name its format with --format, or give another file."),
     "MT102": Code(
-        "steps of several runs in one file", EXIT_DATA, "Split it, or give it a column named attempt or rank."
+        "steps of several runs in one file", EXIT_DATA, "Split it, or give it a column named run, attempt or rank."
     ),
     "MT103": Code("no such metrics here", EXIT_DATA, "`midwatch metrics show RUN` lists what there is."),
     "MT104": Code("metrics of this run are there already", EXIT_USAGE, "Give another --run-dir, or --replace."),

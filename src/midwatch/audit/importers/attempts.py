@@ -42,7 +42,8 @@ class Attempts:
         self._number = 0
         self._is_told = False
         self._mixture = Mixture(output.source)
-        self._last: dict[tuple[int, str], tuple[int, float]] = {}
+        self._last: dict[tuple[int, str], tuple[int, float, int]] = {}
+        """Step, value and attempt, by rank and metric."""
         self._names: set[str] = set()
         self._journals: set[tuple[int, int]] = set()
         self._pending: Row | None = None
@@ -60,6 +61,7 @@ class Attempts:
             OSError: The journals cannot be written.
         """
         self._notes.rows += 1
+        self._mixture.run(row.run)
         if not -LARGEST_STEP < row.step < LARGEST_STEP:
             self._notes.pass_over("steps beyond all counting")
             return
@@ -92,7 +94,7 @@ class Attempts:
 
     def _take(self, row: Row) -> None:
         number = row.attempt if row.attempt is not None else self._seen(row)
-        values = self._named(row.values if self._is_told else self._news(row))
+        values = self._named(self._news(row, number))
         if not values:
             return
         self._count(number, row)
@@ -105,13 +107,18 @@ class Attempts:
             self._write(held)
 
     def close(self) -> list[Attempt]:
-        """Write the rest; what was found, by attempt."""
+        """Write the rest; what was found, by attempt.
+
+        Raises:
+            MetricsError: MT102 several runs are mixed. OSError: The journals cannot be written.
+        """
         if self._doubtful is not None:
             self._take(self._doubtful[0])
             self._doubtful = None
         if self._pending is not None:
             self._write(self._pending)
             self._pending = None
+        self._mixture.close()
         self._output.close()
         return [found for _, found in sorted(self._found.items()) if found.rows]
 
@@ -129,26 +136,31 @@ class Attempts:
         self._mixture.step(row.step)
         return self._number
 
-    def _news(self, row: Row) -> dict[str, float]:
-        """The values that were not told before for this step."""
+    def _news(self, row: Row, attempt: int) -> dict[str, float]:
+        """The values that were not told just before for this step."""
         kept: dict[str, float] = {}
+        differing: list[str] = []
         for name, value in row.values.items():
             last = self._last.get((row.rank, name))
-            if last is not None and last[0] == row.step:
+            if last is not None and (last[0], last[2]) == (row.step, attempt):
                 if last[1] == value or (last[1] != last[1] and value != value):
                     self._notes.pass_over("values told twice")
                     continue
                 self._notes.pass_over("values told twice, and differently: the last one counts")
-                self._mixture.retold += 1
+                differing.append(name)
             kept[name] = value
-            self._last[row.rank, name] = (row.step, value)
+            self._last[row.rank, name] = (row.step, value, attempt)
             self._names.add(name)
+        self._mixture.told(row.rank, row.step, differing)
+        self._refuse_what_are_no_names()
+        return kept
+
+    def _refuse_what_are_no_names(self) -> None:
         if len(self._names) > MOST_METRICS:
             source = self._output.source
             raise MetricsError(
                 "MT101", f"{source} has more than {MOST_METRICS} metrics: these are no names", path=source
             )
-        return kept
 
     def _named(self, values: dict[str, float]) -> dict[str, float]:
         """Without what has no name that one could ask for."""

@@ -53,6 +53,7 @@ def import_metrics(
     *,
     format: str = "auto",  # noqa: A002 - the word on the command line
     step_column: str = "",
+    run_name: str = "",
     is_replacing: bool = False,
     is_rehearsal: bool = False,
     progress: Callable[[int], None] | None = None,
@@ -62,6 +63,7 @@ def import_metrics(
     Args:
         format: One of ``FORMATS``, or ``auto``: by what is in each file.
         step_column: Of a table, where its name is none of the usual.
+        run_name: Of tables with a column that names runs: the one to take.
         is_replacing: Remove what was imported before. What midwatch recorded itself is never removed.
 
     Raises:
@@ -79,12 +81,12 @@ def import_metrics(
         old = _make_room(run_dir, is_replacing)
         if is_rehearsal:
             attempts = Attempts(JournalOutput(None, "", _source(files)), notes)
-            found = _read(files, attempts, notes, step_column)
+            found = _read(files, attempts, notes, step_column, run_name)
         else:
             with _workplace(run_dir) as folder:
                 run = ensure_run(run_dir, name=printable(paths[0].name)).run
                 attempts = Attempts(JournalOutput(folder, run, _source(files)), notes)
-                found = _read(files, attempts, notes, step_column)
+                found = _read(files, attempts, notes, step_column, run_name)
                 put_in_place(folder, run_dir, _make_room(run_dir, is_replacing))
     except UnfitFileError as error:
         raise MetricsError("MT101", str(error), hint=error.hint, path=str(paths[0])) from error
@@ -108,11 +110,13 @@ def _source(files: list[tuple[Path, str, str]]) -> str:
     return f"{printable(files[0][0].name)}{more}"
 
 
-def _read(files: list[tuple[Path, str, str]], attempts: Attempts, notes: Notes, step_column: str) -> list[Attempt]:
+def _read(
+    files: list[tuple[Path, str, str]], attempts: Attempts, notes: Notes, step_column: str, run_name: str
+) -> list[Attempt]:
     with ExitStack() as stack:
         readers: list[Iterator[Row]] = []
         for path, prefix, name in files:
-            reader = reader_of(path, name, notes, step_column=step_column, prefix=prefix)
+            reader = reader_of(path, name, notes, step_column=step_column, run_name=run_name, prefix=prefix)
             if isinstance(reader, Generator):
                 stack.enter_context(closing(reader))
             readers.append(reader)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from midwatch.audit.importers.header import find_name
+from midwatch.audit.importers.header import find_name, plain_header
 from midwatch.audit.importers.numbers import is_missing, seconds_to_ns, time_in
 from midwatch.audit.importers.rows import Notes, Row
-from midwatch.audit.importers.table import Table
+from midwatch.audit.importers.table import Table, TableRow
+from midwatch.audit.importers.textfile import UnfitFileError
 
 _SECONDS: Final = ("wall_time", "wall time", "_timestamp", "timestamp", "unix_time")
 _MOST: Final = 10**6
+
+PLACES: Final = {
+    "attempt": ("attempt", "run_attempt", "attempt_id"),
+    "rank": ("rank", "global_rank"),
+    "run": ("fragment", "segment", "excerpt", "run", "run_id", "run_name"),
+}
+"""What -> names of columns that say where a row belongs, the most telling first; triage knows the same."""
 
 
 class _Places(NamedTuple):
@@ -22,21 +31,32 @@ class _Places(NamedTuple):
     is_time_ns: bool
     attempt: int | None
     rank: int | None
+    run: int | None
 
 
-def read_table(path: Path, notes: Notes, step_column: str = "") -> Iterator[Row]:
+def read_table(path: Path, notes: Notes, step_column: str = "", run_name: str = "") -> Iterator[Row]:
     """A row for each row that has a step and a number.
 
     Cells that hold no number are passed over; a column that holds text among its first rows is left out as a whole.
 
+    Args:
+        run_name: Take the rows of this run, as a column names it.
+
     Raises:
-        OSError: The file cannot be read. UnfitFileError: There is no column of steps, or no table.
+        OSError: The file cannot be read.
+        UnfitFileError: There is no column of steps, or no table, or no column of runs where one is to be taken.
     """
     table = Table(path, step_column)
-    places = _places(table.names)
+    places = _places(table)
+    if run_name and places.run is None:
+        raise UnfitFileError(f"{path}: no column names runs ({', '.join(PLACES['run'])})", "Leave --run-name out.")
     names = _metrics(table, places, notes)
     number = table.format.value
     for row in table.rows(notes.pass_over, notes.read):
+        run = _run(row, places)
+        if run_name and run != run_name:
+            notes.pass_over("rows of other runs", f"line {row.line}: {run[:80]}")
+            continue
         values: dict[str, float] = {}
         cells = row.cells
         for at, name in names:
@@ -53,17 +73,23 @@ def read_table(path: Path, notes: Notes, step_column: str = "") -> Iterator[Row]
         if (rank is None and places.rank is not None) or (attempt is None and places.attempt is not None):
             notes.pass_over("rows that do not say of which attempt or rank they are", f"line {row.line}")
             continue
-        yield Row(row.step, _time(table, cells, places), values, rank or 0, attempt)
+        yield Row(row.step, _time(table, cells, places), values, rank or 0, attempt, run=run)
 
 
-def _places(names: list[str]) -> _Places:
-    time_ns = find_name(names, ("ts_ns",))
-    time = time_ns if time_ns is not None else find_name(names, _SECONDS)
-    return _Places(time, time_ns is not None, find_name(names, ("attempt",)), find_name(names, ("rank",)))
+def _places(table: Table) -> _Places:
+    time_ns = find_name(table.names, ("ts_ns",))
+    time = time_ns if time_ns is not None else find_name(table.names, _SECONDS)
+    return _Places(time, time_ns is not None, *(_place(table, PLACES[what]) for what in ("attempt", "rank", "run")))
+
+
+def _place(table: Table, wanted: tuple[str, ...]) -> int | None:
+    plain = [re.sub(r"[\s/.\-]+", "_", plain_header(name)) for name in table.names]
+    known = [at for word in wanted for at, name in enumerate(plain) if name == word and at != table.step_at]
+    return next((at for at in known if table.filled[at]), known[0] if known else None)
 
 
 def _metrics(table: Table, places: _Places, notes: Notes) -> list[tuple[int, str]]:
-    special = {table.step_at, places.time, places.attempt, places.rank}
+    special = {table.step_at, places.time, places.attempt, places.rank, places.run}
     kept: list[tuple[int, str]] = []
     taken: set[str] = set()
     for at, name in enumerate(table.names):
@@ -78,6 +104,10 @@ def _metrics(table: Table, places: _Places, notes: Notes) -> list[tuple[int, str
         else:
             notes.pass_over("columns of text", full)
     return kept
+
+
+def _run(row: TableRow, places: _Places) -> str:
+    return row.cells[places.run].strip() if places.run is not None and places.run < len(row.cells) else ""
 
 
 def _time(table: Table, cells: list[str], places: _Places) -> int:

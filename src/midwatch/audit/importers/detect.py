@@ -34,10 +34,18 @@ _READERS: Final[dict[str, Callable[[Path, Notes], Iterator[Row]]]] = {
 }
 
 
-def reader_of(path: Path, name: str, notes: Notes, *, step_column: str = "", prefix: str = "") -> Iterator[Row]:
-    """The rows of one file in a format that is known."""
+def reader_of(
+    path: Path, name: str, notes: Notes, *, step_column: str = "", run_name: str = "", prefix: str = ""
+) -> Iterator[Row]:
+    """The rows of one file in a format that is known.
+
+    Raises:
+        UnfitFileError: One run is to be taken, and files of this format name none.
+    """
     if name == "csv":
-        return read_table(path, notes, step_column)
+        return read_table(path, notes, step_column, run_name)
+    if run_name:
+        raise UnfitFileError(f"{path} is no table: nothing in it names runs", "Leave --run-name out.")
     if name == "tensorboard":
         return read_tensorboard(path, notes, prefix)
     return _READERS[name](path, notes)

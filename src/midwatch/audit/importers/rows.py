@@ -23,6 +23,8 @@ class Row(NamedTuple):
     """Where the file tells it. None: it is seen from steps that go back."""
     is_restart: bool = False
     """The file itself says that what it told of this step and later does not count any more."""
+    run: str = ""
+    """Where a column names it; rows of two runs make no curve."""
 
 
 class Notes:

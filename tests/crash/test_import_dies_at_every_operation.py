@@ -9,6 +9,7 @@ import pytest
 
 from midwatch.audit.importers import import_metrics
 from midwatch.audit.index import MetricIndex
+from midwatch.audit.journals import edition_of
 from midwatch.testing.ioshim import Injury, IoShim, SimulatedDeath
 from midwatch.testing.powercut import Forgets, PowerCut
 
@@ -47,9 +48,10 @@ def seen(run: Path) -> float:
 
 def check(run: Path, new: Path, clue: str) -> None:
     value = seen(run)
+    assert edition_of(run) == value, f"{clue}: trackers would mix old and new"
     replace(run, new)
-    assert seen(run) == 2.0, clue
-    hidden = [path.name for path in (run / "metrics").iterdir() if path.name not in (".import.lock",)]
+    assert (seen(run), edition_of(run)) == (2.0, 2), clue
+    hidden = [path.name for path in (run / "metrics").iterdir() if path.name not in (".import.lock", "edition.json")]
     assert sorted(hidden) == [f"a{attempt:04d}.jsonl" for attempt in (2, 3, 4, 5)], f"{clue}, after {value}"
 
 

@@ -15,6 +15,7 @@ from midwatch.audit.exporters import Row, SinkAwayError, TrackerExport, TrackerR
 from midwatch.audit.exporters.bridges_mlflow import metric_name
 from midwatch.audit.exporters.bridges_tensorboard import TensorBoardTracker
 from midwatch.audit.exporters.tensorboard import event_path
+from midwatch.audit.importers import import_metrics
 from midwatch.audit.importers.rows import Notes
 from midwatch.audit.importers.tensorboard import read_tensorboard
 from midwatch.core import ConfigError, StorageError
@@ -205,6 +206,66 @@ def test_one_export_at_a_time(run: Path) -> None:
     assert TrackerExport(run, Nested()).step().is_caught_up
 
 
+# --- imports ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tmp_path / "t.csv"
+
+
+def bring(run_dir: Path, table: Path, losses: Sequence[float]) -> None:
+    table.write_text("step,loss\n" + "".join(f"{step},{loss}\n" for step, loss in enumerate(losses)))
+    import_metrics([table], run_dir, is_replacing=(run_dir / "metrics").exists())
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("can_tell", [True, False])
+@pytest.mark.parametrize("old", [[1.0] * 60, [1.0] * 2000, [*[2.0] * 20, 1.0, *[2.0] * 1979], [2.0] * 2001])
+def test_what_an_import_replaced_is_not_mixed_with_what_came_for_it(
+    tmp_path: Path, table: Path, old: list[float], can_tell: bool, anew: bool
+) -> None:
+    shelf, folder = Shelf(can_tell=can_tell), tmp_path / "imported"
+    bring(folder, table, old)
+    (before,) = TrackerExport(folder, shelf).step().runs
+    bring(folder, table, [2.0] * 2000)
+    work = TrackerExport(folder, shelf)
+    if anew:
+        work.forget()
+    assert work.behind_bytes() > 0
+    report = work.step()
+    assert (report.rows, report.known, report.runs) == (2000, 0, (f"{before}-i2",))
+    assert [row.values["loss"] for row in shelf.kept[before]] == old
+    assert [row.values["loss"] for row in shelf.kept[f"{before}-i2"]] == [2.0] * 2000
+    assert TrackerExport(folder, shelf).step().rows == 0
+
+
+def test_an_export_that_goes_on_while_an_import_replaces_the_journals_begins_new_runs(
+    tmp_path: Path, table: Path
+) -> None:
+    shelf, folder = Shelf(), tmp_path / "imported"
+    bring(folder, table, [1.0] * 50)
+    work = TrackerExport(folder, shelf)
+    work.step()
+    for edition in (2, 3):
+        bring(folder, table, [float(edition)] * 60)
+        (key,) = work.step().runs
+        assert key.endswith(f"-i{edition}")
+        assert {row.values["loss"] for row in shelf.kept[key]} == {float(edition)}
+
+
+def test_a_file_that_has_grown_goes_on_where_it_was(tmp_path: Path, table: Path) -> None:
+    shelf, folder = Shelf(), tmp_path / "imported"
+    bring(folder, table, [1.0] * 50)
+    (before,) = TrackerExport(folder, shelf).step().runs
+    bring(folder, table, [1.0] * 70)
+    report = TrackerExport(folder, shelf).step()
+    assert (report.rows, report.runs) == (20, (before,))
+    import_metrics([table, table], folder, is_replacing=True)
+    assert TrackerExport(folder, shelf).step().runs == (before.replace("a0001", "a0002"),), "a second file of the run"
+    assert shelf.steps(before) == list(range(70))
+
+
 # --- TensorBoard ---------------------------------------------------------------------------------------------------
 
 
@@ -230,6 +291,14 @@ def test_tensorboard_files_go_on_and_are_mended(run: Path, tmp_path: Path) -> No
     write_journal(run, 2, range(125, 127))
     TrackerExport(run, TensorBoardTracker(folder)).step()
     assert [step for step, _ in read_back(path)] == list(range(60, 127))
+
+
+def test_tensorboard_gets_a_folder_for_what_an_import_replaced(tmp_path: Path, table: Path) -> None:
+    for loss in (1.0, 2.0):
+        bring(tmp_path / "imported", table, [loss] * 30)
+        TrackerExport(tmp_path / "imported", TensorBoardTracker(tmp_path / "tb")).step()
+    for place, loss in (("a0001", 1.0), ("a0001-i2", 2.0)):
+        assert read_back(event_path(tmp_path / "tb" / place)) == [(step, {"loss": loss}) for step in range(30)]
 
 
 # --- libraries that are not there ------------------------------------------------------------------------------------

@@ -3,6 +3,9 @@
 An import may bring many at once, and in place of others. It lays them into a folder beside them, with a plan, and gives
 that folder the name ``.import-ready``: from this rename on they count, and whoever dies while they are put in their
 places has changed nothing that a reader sees. The next import finishes it.
+
+An import in place of one with other content is another edition of the run's metrics: what was exported of the one
+before is no beginning of it.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from midwatch.storage import ops, read_json, write_json_atomic
 
 READY: Final = ".import-ready"
 _PLAN: Final = "plan.json"
+_EDITION: Final = "edition.json"
+_COMPARED_BYTES: Final = 1 << 20
 _NAME: Final = re.compile(r"a(\d{4,9})(?:-r(\d{5,9}))?\.jsonl")
 
 
@@ -34,6 +39,13 @@ class _Plan(msgspec.Struct, frozen=True):
 
     new: list[str]
     old: list[str]
+
+
+class _Edition(msgspec.Struct, frozen=True):
+    """Which of several contents the journals have."""
+
+    edition: int
+    schema: int = 1
 
 
 def journal_name(attempt: int, rank: int = 0) -> str:
@@ -62,13 +74,33 @@ def _journals(folder: Path) -> dict[str, JournalFile]:
     return found
 
 
+def edition_of(run_dir: Path) -> int:
+    """1, and one more for each time that an import took the place of another content.
+
+    Raises:
+        StorageError: ST103 what says so cannot be read.
+    """
+    folder = run_dir / "metrics"
+    # In this order: while it is moved from the one place to the other it is found.
+    for path in (folder / READY / _EDITION, folder / _EDITION):
+        try:
+            return read_json(path, _Edition).edition
+        except StorageError:
+            if path.exists():
+                raise
+    return 1
+
+
 def put_in_place(folder: Path, run_dir: Path, old: list[Path]) -> None:
     """Let the journals in ``folder`` count, in place of the ``old`` ones. Durability: survives power loss.
 
     Raises:
+        StorageError: ST103 nobody can tell which edition is there.
         OSError: Not done; or, once the folder has its name, done and to be finished.
     """
     new = sorted(_journals(folder))
+    if not all(_goes_on(folder / path.name, path) for path in old):
+        write_json_atomic(folder / _EDITION, msgspec.to_builtins(_Edition(edition_of(run_dir) + 1)))
     write_json_atomic(folder / _PLAN, msgspec.to_builtins(_Plan(new, sorted({path.name for path in old} - set(new)))))
     ops.rename(folder, run_dir / "metrics" / READY)
     ops.fsync_dir(run_dir / "metrics")
@@ -85,10 +117,26 @@ def finish_import(run_dir: Path) -> bool:
         ops.unlink(folder / name)
     for name, file in sorted(_journals(ready).items()):
         ops.rename(file.path, folder / name)
+    if (ready / _EDITION).exists():
+        ops.rename(ready / _EDITION, folder / _EDITION)
     # They are in their places for good before the plan goes.
     ops.fsync_dir(folder)
     ops.remove_tree(ready)
     ops.fsync_dir(folder)
+    return True
+
+
+def _goes_on(new: Path, old: Path) -> bool:
+    """Whether the new journal has all records of the old one, in their places; more may follow."""
+    if not new.exists():
+        return False
+    with new.open("rb") as one, old.open("rb") as other:
+        # The heads name the files that were imported, which may have become more.
+        one.readline()
+        other.readline()
+        while known := other.read(_COMPARED_BYTES):
+            if one.read(len(known)) != known:
+                return False
     return True
 
 

@@ -2,7 +2,8 @@
 
 A tracker's run is a line of steps that go up; W&B drops a point behind the last one without a word. After a rewind or a
 restart some steps come again. So each attempt, and each part of one that went back, is a run of its own there, all of
-them in one group. A step that was done twice is on two curves, as it was.
+them in one group. A step that was done twice is on two curves, as it was. What an import replaced by other content
+stays there as it is, and the new content is on curves of its own, too.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class TrackerRun(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0
     start: int | None = None
     """The step it begins with, where that is stated."""
+    edition: int = 1
+    """Above it where an import took the place of what was there before."""
 
     @property
     def key(self) -> str:
@@ -43,15 +46,18 @@ class TrackerRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """Within the group: ``a0003``, ``a0003.1-r00007``."""
+        """Within the group: ``a0003``, ``a0003.1-r00007``, ``a0003-i2``."""
         part = f".{self.part}" if self.part else ""
-        return f"{attempt_name(self.attempt)}{part}" + (f"-r{self.rank:05d}" if self.rank else "")
+        rank = f"-r{self.rank:05d}" if self.rank else ""
+        edition = f"-i{self.edition}" if self.edition > 1 else ""
+        return f"{attempt_name(self.attempt)}{part}{rank}{edition}"
 
     @property
     def facts(self) -> dict[str, str | int]:
         """What a person should see beside the curve."""
         known = {"run": self.run, "name": self.name, "attempt": self.attempt, "part": self.part, "rank": self.rank}
-        return known if self.start is None else {**known, "start": self.start}
+        more = {"start": self.start, "edition": self.edition if self.edition > 1 else None}
+        return {**known, **{name: value for name, value in more.items() if value is not None}}
 
 
 class Row(NamedTuple):

@@ -18,7 +18,7 @@ from midwatch.audit.exporters.blanks import Blanks
 from midwatch.audit.exporters.bridges import Row, Tracker, TrackerRun
 from midwatch.audit.exporters.sink import SinkError
 from midwatch.audit.journal import Record, Start, decode_journal_line
-from midwatch.audit.journals import JournalFile, journal_files
+from midwatch.audit.journals import JournalFile, edition_of, journal_files
 from midwatch.audit.runfile import read_run
 from midwatch.audit.tail import Lines, opened, proof_of, read_lines
 from midwatch.core import SYSTEM_CLOCK, Clock, StorageError
@@ -50,6 +50,8 @@ class Exported(msgspec.Struct):
     schema: int = 1
     tracker: str = ""
     files: dict[str, Part] = {}
+    edition: int = 1
+    """Of the journals that ``files`` speaks of."""
     values: int = 0
 
 
@@ -95,7 +97,6 @@ class TrackerExport:
         if not (self._run_dir / "metrics").is_dir():
             return ExportReport(is_caught_up=True)
         with locked_if_possible(self._path, wait_s=0.0):
-            self._state = self._remembered()
             try:
                 self._export_all()
             except SinkError as error:
@@ -130,25 +131,36 @@ class TrackerExport:
     # --- journals -------------------------------------------------------------------------------------------------
 
     def _remembered(self) -> Exported:
+        blank = Exported(tracker=self._tracker.name, edition=edition_of(self._run_dir))
         if not self._path.exists():
-            return Exported(tracker=self._tracker.name)
+            return blank
         try:
-            return read_json(self._path, Exported)
+            state = read_json(self._path, Exported)
         except StorageError as error:
             _log.warning("what %s has is asked anew: %s", self._tracker.name, error.message)
-            return Exported(tracker=self._tracker.name)
+            return blank
+        return state if state.edition == blank.edition else blank
 
     def _export_all(self) -> None:
         if not self._run and (info := read_run(self._run_dir)) is not None:
             self._run, self._name = info.run, info.name
-        for file in journal_files(self._run_dir):
-            part = self._state.files.setdefault(file.path.name, Part())
-            with opened(file.path) as fd:
-                if part.proof and proof_of(fd, part.position) != part.proof:
-                    # Another file now, as after a new import.
-                    part = self._state.files[file.path.name] = Part()
-                for look in self._looks(fd, file, part):
-                    self._hand_over(look, file, part, fd)
+        is_done = False
+        while not is_done:
+            self._state = self._remembered()
+            is_done = all(map(self._export_file, journal_files(self._run_dir)))
+
+    def _export_file(self, file: JournalFile) -> bool:
+        """False: an import has just replaced it."""
+        part = self._state.files.setdefault(file.path.name, Part())
+        with opened(file.path) as fd:
+            if edition_of(self._run_dir) != self._state.edition:
+                return False
+            if part.proof and proof_of(fd, part.position) != part.proof:
+                # Another file now, with more in it or with less.
+                part = self._state.files[file.path.name] = Part()
+            for look in self._looks(fd, file, part):
+                self._hand_over(look, file, part, fd)
+        return True
 
     def _looks(self, fd: int, file: JournalFile, part: Part) -> Iterator[Lines]:
         """The next lines, until there are no more."""
@@ -193,6 +205,7 @@ class TrackerExport:
             part=part.number,
             rank=file.rank,
             start=part.start,
+            edition=self._state.edition,
         )
 
     def _reopened(self, file: JournalFile, part: Part) -> bool:

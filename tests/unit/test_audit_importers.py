@@ -258,6 +258,34 @@ def test_a_table_that_names_attempts_and_ranks_may_be_in_any_order(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("attempts", "ranks"),
+    [("a0001 a0002", "r0 r1"), ("attempt_1 attempt_2", "rank0 rank1"), ("A1 2", "Rank-0 r00001"), ("1.0 2.0", "0 1")],
+)
+def test_attempts_and_ranks_as_midwatch_spells_them(tmp_path: Path, attempts: str, ranks: str) -> None:
+    text = "".join(
+        f"{attempt},{rank},{step},{number}.5\n"
+        for number, attempt in enumerate(attempts.split())
+        for step in range(number * 5, 10)
+        for rank in ranks.split()
+    )
+    done, found = bring(tmp_path / "run", table(tmp_path / "t.csv", f"attempt,rank,step,loss\n{text}"))
+    assert [(one.attempt, one.first, one.rows) for one in done.attempts] == [(1, 0, 20), (2, 5, 10)]
+    assert found["loss"] == [(step, 0.5 + (step >= 5)) for step in range(10)]
+    assert done.passed_over == {}
+    assert len(list((tmp_path / "run" / "metrics").glob("a000?-r00001.jsonl"))) == 2
+
+
+@pytest.mark.parametrize("column", ["attempt", "rank"])
+def test_attempts_and_ranks_that_are_no_numbers_are_refused_with_what_to_do(tmp_path: Path, column: str) -> None:
+    path = table(tmp_path / "t.csv", f"{column},step,loss\n" + "".join(f"node7,{step},2.5\n" for step in range(9)))
+    with pytest.raises(MetricsError, match="of which attempt or rank they are: 9") as caught:
+        import_metrics([path], tmp_path / "run")
+    assert "as numbers" in caught.value.hint
+    path.write_text(path.read_text().replace(column, f"{column}_id", 1))
+    assert bring(tmp_path / "run", path)[1] == {"loss": [(step, 2.5) for step in range(9)]}
+
+
+@pytest.mark.parametrize(
     ("column", "cell", "ts_ns"),
     [
         ("timestamp", "1700000000.5", 1_700_000_000_500_000_000),
@@ -318,8 +346,9 @@ def test_a_column_that_names_two_runs_is_refused_and_one_may_be_taken(
     done, found = bring(tmp_path / "run", path, run_name="exp b")
     assert found == {"loss": [(step, 5.5) for step in range(200)]}
     assert done.passed_over == {"rows of other runs": 200}
-    with pytest.raises(MetricsError, match="rows of other runs: 400"):
+    with pytest.raises(MetricsError, match="rows of other runs: 400") as caught:
         import_metrics([path], tmp_path / "other", run_name="exp c")
+    assert "--run-name" in caught.value.hint
 
 
 def test_two_files_whose_columns_name_two_runs_are_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import msgspec
 
 from midwatch.audit.aside import IMPORT_LOCK, is_imported
 from midwatch.audit.importers.attempts import Attempt, Attempts
+from midwatch.audit.importers.columns import OF_OTHER_RUNS, UNPLACED
 from midwatch.audit.importers.detect import expanded, format_of, reader_of
 from midwatch.audit.importers.output import JournalOutput
 from midwatch.audit.importers.rows import Notes, Row
@@ -28,6 +29,12 @@ from midwatch.storage import as_storage_error, locked, ops
 
 MOST_OPEN: Final = 200
 """Files that are merged by their times; more are read one after the other, for a process may hold 1024."""
+
+_HINTS: Final = {
+    UNPLACED: "Write attempts and ranks as numbers (3, a0003, rank3), or give their column another name.",
+    OF_OTHER_RUNS: "Give --run-name a name that is in the column of runs.",
+}
+"""What to do where nothing was left but this."""
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +133,8 @@ def _read(
     if not attempts.points:
         names = ", ".join(str(path) for path, _, _ in files[:5])
         message = f"no numbers by step in {names}" + "".join(f"; {sentence}" for sentence in notes.sentences())
-        raise MetricsError("MT101", message, path=str(files[0][0]))
+        hint = next((hint for what, hint in _HINTS.items() if what in notes.counts), "")
+        raise MetricsError("MT101", message, hint=hint, path=str(files[0][0]))
     return found
 
 

@@ -23,6 +23,15 @@ PLACES: Final = {
 }
 """What -> names of columns that say where a row belongs, the most telling first; triage knows the same."""
 
+UNPLACED: Final = "rows that do not say of which attempt or rank they are"
+OF_OTHER_RUNS: Final = "rows of other runs"
+
+_SPELLED: Final = {
+    "attempt": re.compile(r"a(?:ttempt)?[ _-]?(\d{1,9})"),
+    "rank": re.compile(r"r(?:ank)?[ _-]?(\d{1,9})"),
+}
+"""``a0001``, ``r0``, ``rank0``: as midwatch itself writes them."""
+
 
 class _Places(NamedTuple):
     """Columns that say where a row belongs."""
@@ -55,7 +64,7 @@ def read_table(path: Path, notes: Notes, step_column: str = "", run_name: str = 
     for row in table.rows(notes.pass_over, notes.read):
         run = _run(row, places)
         if run_name and run != run_name:
-            notes.pass_over("rows of other runs", f"line {row.line}: {run[:80]}")
+            notes.pass_over(OF_OTHER_RUNS, f"line {row.line}: {run[:80]}")
             continue
         values: dict[str, float] = {}
         cells = row.cells
@@ -69,9 +78,9 @@ def read_table(path: Path, notes: Notes, step_column: str = "", run_name: str = 
                 notes.pass_over(f"cells without a number in {name}", f"line {row.line}")
         if not values:
             continue
-        rank, attempt = _whole(table, cells, places.rank), _whole(table, cells, places.attempt)
+        rank, attempt = _count(table, cells, "rank", places.rank), _count(table, cells, "attempt", places.attempt)
         if (rank is None and places.rank is not None) or (attempt is None and places.attempt is not None):
-            notes.pass_over("rows that do not say of which attempt or rank they are", f"line {row.line}")
+            notes.pass_over(UNPLACED, f"line {row.line}")
             continue
         yield Row(row.step, _time(table, cells, places), values, rank or 0, attempt, run=run)
 
@@ -79,13 +88,24 @@ def read_table(path: Path, notes: Notes, step_column: str = "", run_name: str = 
 def _places(table: Table) -> _Places:
     time_ns = find_name(table.names, ("ts_ns",))
     time = time_ns if time_ns is not None else find_name(table.names, _SECONDS)
-    return _Places(time, time_ns is not None, *(_place(table, PLACES[what]) for what in ("attempt", "rank", "run")))
+    return _Places(time, time_ns is not None, *(_place(table, what) for what in ("attempt", "rank", "run")))
 
 
-def _place(table: Table, wanted: tuple[str, ...]) -> int | None:
+def _place(table: Table, what: str) -> int | None:
     plain = [re.sub(r"[\s/.\-]+", "_", plain_header(name)) for name in table.names]
-    known = [at for word in wanted for at, name in enumerate(plain) if name == word and at != table.step_at]
+    known = [
+        at
+        for word in PLACES[what]
+        for at, name in enumerate(plain)
+        # By its lesser names a column is known only where it counts: an attempt_id may be anything.
+        if name == word and at != table.step_at and (what in ("run", name) or _is_of_numbers(table, at))
+    ]
     return next((at for at in known if table.filled[at]), known[0] if known else None)
+
+
+def _is_of_numbers(table: Table, at: int) -> bool:
+    """A stray word among numbers is a fault of one row; where one cell of ten is none, the column is of text."""
+    return table.numbers[at] * 10 >= table.filled[at] * 9
 
 
 def _metrics(table: Table, places: _Places, notes: Notes) -> list[tuple[int, str]]:
@@ -98,8 +118,7 @@ def _metrics(table: Table, places: _Places, notes: Notes) -> list[tuple[int, str
         # Of two columns of one name the second keeps its place in its name.
         full = f"{name}.{at}" if name in taken else name
         taken.add(name)
-        # A stray word among numbers is a fault of one row; where one cell of ten is none, the column is of text.
-        if table.numbers[at] * 10 >= table.filled[at] * 9:
+        if _is_of_numbers(table, at):
             kept.append((at, full))
         else:
             notes.pass_over("columns of text", full)
@@ -120,7 +139,11 @@ def _time(table: Table, cells: list[str], places: _Places) -> int:
     return time_in(text) if number is None else seconds_to_ns(number)
 
 
-def _whole(table: Table, cells: list[str], index: int | None) -> int | None:
+def _count(table: Table, cells: list[str], what: str, index: int | None) -> int | None:
     """A rank or an attempt; None for what can be none."""
-    number = table.format.whole(cells[index]) if index is not None and index < len(cells) else None
+    if index is None or index >= len(cells):
+        return None
+    number = table.format.whole(cells[index])
+    if number is None and (spelled := _SPELLED[what].fullmatch(cells[index].strip().lower())):
+        number = int(spelled[1])
     return number if number is not None and 0 <= number < _MOST else None

@@ -85,6 +85,48 @@ def test_a_restart_is_seen_from_steps_that_go_back(tmp_path: Path) -> None:
     assert found["loss"] == [*((step, 1.0) for step in range(100, 106)), (106, 2.0), (107, 2.0)]
 
 
+@pytest.mark.parametrize(
+    ("cut", "kind"),
+    [
+        ("lm loss: 2.13", "fields that were cut"),
+        ("iteration        2/  5", "iterations that cannot be read"),
+        ("iteration        2/  500000", "iterations that cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_line_of_a_log_that_was_cut_is_said_with_its_place(
+    tmp_path: Path, cut: str, kind: str, is_last: bool
+) -> None:
+    second = megatron([2])
+    begin = second[: second.index(cut) + len(cut)]
+    (tmp_path / "train.log").write_text(megatron([1]) + begin + ("" if is_last else megatron([3])))
+    done, found = bring(tmp_path / "run", tmp_path / "train.log")
+    assert done.passed_over == {kind: 1}
+    assert done.notes == [f"{kind}: 1 (first: line 2)"]
+    assert [step for step, _ in found["loss"]] == ([1] if is_last else [1, 3])
+
+
+def test_what_else_of_a_log_cannot_be_read_is_said(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    validation = " validation loss at iteration 1 on validation set | lm loss value: 2.1E+00 | lm loss P\n"
+    broken = megatron([2], "2.1-2.2").replace("| loss scale: 1.0 ", "| loss scale: None ")
+    log.write_text(megatron([1]) + validation + validation.partition(" on ")[0] + "\n" + broken)
+    done, _ = bring(tmp_path / "run", log)
+    assert done.notes == [
+        "fields that were cut: 1 (first: line 2)",
+        "validations that cannot be read: 1 (first: line 3)",
+        "fields without a number: 1 (first: line 4)",
+    ]
+
+
+def test_lines_of_torchtitan_that_were_cut_are_said(tmp_path: Path) -> None:
+    one, two, three = (TITAN.format(step, step, "2.5") for step in (1, 2, 3))
+    (tmp_path / "train.log").write_text(one[:110] + two + three[: three.index("0.4609") + 3])
+    done, found = bring(tmp_path / "run", tmp_path / "train.log")
+    assert done.notes == ["lines that were cut: 1 (first: line 1)", "fields that were cut: 1 (first: line 2)"]
+    assert [step for step, _ in found["grad_norm"]] == [2]
+
+
 def test_a_cut_line_gives_no_wrong_number(tmp_path: Path) -> None:
     whole = megatron([1, 2])
     for cut in (whole[:-60], whole[: whole.rindex("lm loss: ") + 13], whole[: whole.rindex("E-04")]):

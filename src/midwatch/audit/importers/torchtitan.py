@@ -35,7 +35,9 @@ def read_torchtitan(path: Path, notes: Notes) -> Iterator[Row]:
             ts_ns = time_in(line.text) or ts_ns
         for mark, following in zip(marks, [*marks[1:], None], strict=False):
             body = line.text[mark.end() : following.start() if following else None]
-            values = dict(_values(body, line, is_end=following is None))
+            values = dict(_values(body, line, notes, is_end=following is None))
+            if following is not None:
+                notes.pass_over("lines that were cut", f"line {line.number}")
             if mark[1]:
                 values = {f"validation_{name}": value for name, value in values.items()}
             if values:
@@ -44,10 +46,12 @@ def read_torchtitan(path: Path, notes: Notes) -> Iterator[Row]:
                 notes.pass_over("steps without a number", f"line {line.number}")
 
 
-def _values(body: str, line: Line, *, is_end: bool) -> Iterator[tuple[str, float]]:
+def _values(body: str, line: Line, notes: Notes, *, is_end: bool) -> Iterator[tuple[str, float]]:
     for field in _FIELD.finditer(body):
         if is_end and field.end() == len(body) and not line.is_whole:
-            return  # cut in the middle: the number may go on
+            # In the middle: the number may go on.
+            notes.pass_over("fields that were cut", f"line {line.number}")
+            return
         name, text, unit, share = field.groups()
         number = number_of(text.replace(",", ""))
         if number is not None:

@@ -49,6 +49,14 @@ def test_a_journal_that_a_run_went_on_with_is_its_own(tmp_path: Path) -> None:
     assert set_imports_aside(run_dir, 2) is None
 
 
+def test_a_journal_of_a_later_version_is_not_touched_and_stops_no_run(tmp_path: Path) -> None:
+    run_dir = brought_in(tmp_path, attempts=1)
+    (file,) = journal_files(run_dir)
+    file.path.write_text(file.path.read_text().replace('"schema":1', '"schema":7'))
+    assert set_imports_aside(run_dir, 2) is None
+    assert file.path.exists()
+
+
 def test_an_empty_or_foreign_file_is_no_import(tmp_path: Path) -> None:
     for text in ("", "\n", "no json\n", '{"step": 1, "loss": 2.0}\n'):
         (tmp_path / "a0001.jsonl").write_text(text)

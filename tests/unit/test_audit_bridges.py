@@ -18,7 +18,7 @@ from midwatch.audit.exporters.tensorboard import event_path
 from midwatch.audit.importers import import_metrics
 from midwatch.audit.importers.rows import Notes
 from midwatch.audit.importers.tensorboard import read_tensorboard
-from midwatch.core import ConfigError, StorageError
+from midwatch.core import ConfigError, MetricsError, StorageError
 
 
 class Shelf:
@@ -204,6 +204,15 @@ def test_one_export_at_a_time(run: Path) -> None:
 
     folder = run
     assert TrackerExport(run, Nested()).step().is_caught_up
+
+
+def test_a_journal_of_a_later_version_is_not_exported(run: Path) -> None:
+    later = write_journal(run, 3, range(5), start=0)
+    later.write_bytes(later.read_bytes().replace(b'"schema": 1', b'"schema": 7'))
+    shelf = Shelf()
+    with pytest.raises(MetricsError, match=r"a0003.jsonl is of a later version of midwatch \(schema 7"):
+        TrackerExport(run, shelf).step()
+    assert "r1-a0003" not in shelf.kept
 
 
 # --- imports ---------------------------------------------------------------------------------------------------------

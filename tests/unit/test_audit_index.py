@@ -344,12 +344,12 @@ import os, sys
 from pathlib import Path
 from midwatch.audit.index import MetricIndex, fill
 lines, decode = 0, fill.decode_journal_line
-def dying(raw):
+def dying(raw, path):
     global lines
     lines += 1
     if lines == int(sys.argv[3]):
         os._exit(9)
-    return decode(raw)
+    return decode(raw, path)
 fill.decode_journal_line = dying
 with MetricIndex(Path(sys.argv[1]), Path(sys.argv[2])) as index:
     print("open", flush=True)

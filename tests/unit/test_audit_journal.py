@@ -13,6 +13,7 @@ from midwatch.audit import Journal, read_journal
 from midwatch.audit.journal import MAX_WAITING_BYTES
 from midwatch.audit.line import plain_data
 from midwatch.config import REDACTED
+from midwatch.core import MetricsError
 
 
 def write(path: Path, steps: list[int], start: int | None = None, **extra: Any) -> None:
@@ -82,6 +83,14 @@ def test_torn_and_foreign_lines_are_passed_over(tmp_path: Path, rubbish: bytes) 
     assert steps(tmp_path) == [(1, 0), (1, 1)]
     write(path, [2])
     assert steps(tmp_path) == [(1, 0), (1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("schema", [2, 7])
+def test_a_journal_of_a_later_schema_is_not_read_as_one_of_this(tmp_path: Path, schema: int) -> None:
+    path = tmp_path / "a0001.jsonl"
+    path.write_text('{"step": 0, "loss": 1.0}\n{"schema": 1, "start": 1}\n' + f'{{"schema": {schema}, "start": 2}}\n')
+    with pytest.raises(MetricsError, match=f"a0001.jsonl is of a later version of midwatch .schema {schema}"):
+        read_journal([path])
 
 
 def test_a_full_disk_does_not_stop_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

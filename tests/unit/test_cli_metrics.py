@@ -142,6 +142,36 @@ def test_import_of_what_cannot_be_read(tmp_path: Path, words: tuple[str, ...]) -
     assert (code, document["error"]) == (65, "MT101")
 
 
+@pytest.mark.parametrize("source", [{}, {"source": "old.csv"}])
+@pytest.mark.parametrize(
+    ("words", "code", "error"),
+    [
+        (("show", "run"), 65, "MT101"),
+        (("show", "run", "loss"), 65, "MT101"),
+        (("reindex", "run"), 65, "MT101"),
+        (("push", "run", "--to", "tensorboard:tb", "--wait", 0), 74, "MT106"),
+        (("export", "run", "--to", "tensorboard", "--at", "tb"), 65, "MT101"),
+        (("import", "t.csv", "--run-dir", "run", "--replace"), 65, "MT101"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
+)
+def test_a_journal_of_a_later_version_is_said_to_be_one(
+    tmp_path: Path, words: tuple[object, ...], code: int, error: str, source: dict[str, str]
+) -> None:
+    (tmp_path / "t.csv").write_text("step,loss\n1,2.5\n")
+    path = tmp_path / "run" / "metrics" / "a0001.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(journal_lines([{"schema": 7, "start": 0, **source}, {"step": 1, "ts_ns": 10**18, "loss": 2.5}]))
+    was = path.read_bytes()
+    found, document = answer("metrics", *words)
+    assert (found, document["error"]) == (code, error)
+    assert (
+        "metrics/a0001.jsonl is of a later version of midwatch (schema 7, and this one reads 1)" in document["message"]
+    )
+    assert error == "MT106" or "the version that recorded it" in document["hint"]
+    assert path.read_bytes() == was
+
+
 def test_push_by_hand(run: Path, tmp_path: Path) -> None:
     target = f"tensorboard:{tmp_path / 'tb'}"
     code, document = answer("metrics", "push", run, "--to", target, "--dry-run")

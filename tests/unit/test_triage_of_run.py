@@ -45,6 +45,14 @@ def test_what_the_run_does_not_look_for_is_no_evidence(tmp_path: Path) -> None:
     assert report(replay_run(tmp_path, Desk(tmp_path).rules())).incidents == []
 
 
+def test_a_journal_of_a_later_version_is_not_judged(tmp_path: Path) -> None:
+    journal(tmp_path, 1, dict.fromkeys(range(9), 2.5))
+    path = tmp_path / "metrics" / journal_name(1)
+    path.write_text(path.read_text().replace('"schema":1', '"schema":7'))
+    with pytest.raises(TriageError, match="of a later version"):
+        replay_run(tmp_path)
+
+
 def test_nothing_to_judge_and_too_much_are_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TriageError, match="no step"):
         replay_run(tmp_path)

@@ -7,7 +7,7 @@ from typing import Final
 
 from midwatch.audit.journal import Start, decode_journal_line
 from midwatch.audit.journals import finish_import, journal_files
-from midwatch.core import attempt_name
+from midwatch.core import MetricsError, attempt_name
 from midwatch.storage import as_storage_error, locked_if_possible, ops
 
 IMPORT_LOCK: Final = ".import"
@@ -15,12 +15,16 @@ IMPORT_LOCK: Final = ".import"
 
 
 def is_imported(path: Path) -> bool:
-    """All of a journal came from other files. Where a run went on writing behind that, it is the run's own record."""
+    """All of a journal came from other files. Where a run went on writing behind that, it is the run's own record.
+
+    Raises:
+        OSError: It cannot be read. MetricsError: MT101 it is of a later schema.
+    """
     heads: list[Start] = []
     with path.open("rb") as file:
         for raw in file:
             # Heads alone are decoded: a journal may hold a million records.
-            line = decode_journal_line(raw.rstrip(b"\n")) if b'"schema"' in raw or not heads else None
+            line = decode_journal_line(raw.rstrip(b"\n"), path) if b'"schema"' in raw or not heads else None
             if isinstance(line, Start):
                 heads.append(line)
             elif not heads:
@@ -52,5 +56,7 @@ def set_imports_aside(run_dir: Path, attempt: int) -> Path | None:
                     ops.rename(file.path, folder / file.path.name)
             ops.fsync_dir(metrics)
         return folder
+    except MetricsError:
+        return None  # of a later version: nothing that this one should touch
     except OSError as error:
         raise as_storage_error(error, f"setting aside what was imported into {run_dir}") from error

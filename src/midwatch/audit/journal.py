@@ -21,7 +21,7 @@ import msgspec
 
 from midwatch.audit.appendfile import AppendFile
 from midwatch.audit.line import plain_data
-from midwatch.core import UNREADABLE, StorageError
+from midwatch.core import UNREADABLE, MetricsError, StorageError
 from midwatch.storage import ops
 
 _log = logging.getLogger(__name__)
@@ -114,10 +114,16 @@ class Journal:
             _log.warning("metrics wait in memory: %s (%d dropped so far)", error.message, self.dropped)
 
 
-def decode_journal_line(raw: bytes) -> Record | Start | None:
+def decode_journal_line(raw: bytes, path: Path) -> Record | Start | None:
     """What a line says; None for what is torn, foreign, or belongs to no step.
 
     Text and empty values are left out, truth values count as 1 and 0.
+
+    Args:
+        path: Of the journal, for the message.
+
+    Raises:
+        MetricsError: MT101 the line begins a journal of a later schema.
     """
     try:
         line = msgspec.json.decode(raw, type=dict[str, Any])
@@ -125,7 +131,7 @@ def decode_journal_line(raw: bytes) -> Record | Start | None:
         return None
     step = line.get("step")
     if "step" not in line:
-        return _start(line)
+        return _start(line, path)
     if type(step) is not int or not -(2**63) <= step < 2**63 - 1:
         return None
     ts_ns = line.get("ts_ns")
@@ -137,11 +143,25 @@ def decode_journal_line(raw: bytes) -> Record | Start | None:
     return Record(step, ts_ns if type(ts_ns) is int and 0 <= ts_ns < 2**63 else 0, values)
 
 
-def _start(line: Mapping[str, Any]) -> Start | None:
+def _start(line: Mapping[str, Any], path: Path) -> Start | None:
+    _refuse_later(line, path)
     start, source = line.get("start"), line.get("source", "")
     if type(start) is int and -(2**63) <= start < 2**63 - 1:
         return Start(start, str(line.get("run", "")), str(source))
     return Start(None, str(line.get("run", "")), str(source)) if "schema" in line else None
+
+
+def _refuse_later(head: Mapping[str, Any], path: Path) -> None:
+    """What newer fields mean is not guessed."""
+    schema = head.get("schema")
+    if type(schema) is int and schema > SCHEMA:
+        raise MetricsError(
+            "MT101",
+            f"{path} is of a later version of midwatch (schema {schema}, and this one reads {SCHEMA})",
+            hint="Read it with the version that recorded it, or a later one: `midwatch --version` tells which this is.",
+            path=str(path),
+            schema=schema,
+        )
 
 
 def _number(value: Any) -> float | None:
@@ -158,6 +178,9 @@ def read_journal(paths: Iterable[Path]) -> list[dict[str, Any]]:
 
     Torn and foreign lines are passed over. Each record carries its ``attempt`` (from the file's name if it has none).
     For small runs and scripts: everything is kept in memory. ``MetricIndex`` answers from disk.
+
+    Raises:
+        OSError: A journal cannot be read. MetricsError: MT101 one is of a later schema.
     """
     kept: list[dict[str, Any]] = []
     for path in sorted(paths, key=_attempt_of):
@@ -166,6 +189,7 @@ def read_journal(paths: Iterable[Path]) -> list[dict[str, Any]]:
             step = record.get("step")
             start = record.get("start")
             if "step" not in record:
+                _refuse_later(record, path)
                 if isinstance(start, int):
                     _drop_from(kept, start)
                     is_stated = True

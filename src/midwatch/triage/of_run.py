@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from midwatch.audit import journal_name, read_journal
 from midwatch.config import GuardsConfig
-from midwatch.core import TriageError
+from midwatch.core import MetricsError, TriageError
 from midwatch.guards import Guards, sample_of
 from midwatch.triage.replaying import Replayed
 
@@ -37,7 +37,7 @@ def replay_run(run_dir: Path, rules: GuardsConfig | None = None) -> Replayed:
     where = str(run_dir / "metrics")
     try:
         records = [one for one in read_journal(_newest(run_dir / "metrics")) if isinstance(one.get("step"), int)]
-    except OSError as error:
+    except (OSError, MetricsError) as error:
         raise TriageError("TR101", f"{where}: {error}", path=where) from error
     if not records:
         raise TriageError("TR101", f"{where} holds no step of the last attempts", path=where)

@@ -90,6 +90,7 @@ class TrackerExport:
 
         Raises:
             StorageError: ST103 another export to the same tracker is at work; the run folder cannot be used.
+            MetricsError: MT101 a journal is of a later version of midwatch.
         """
         self._rows = self._values = self._known = 0
         self._keys = {}
@@ -178,7 +179,7 @@ class TrackerExport:
         rows: list[Row] = []
         at = part.position
         for raw in look.lines:
-            line = decode_journal_line(raw)
+            line = decode_journal_line(raw, file.path)
             end = min(at + len(raw) + 1, look.end)
             if isinstance(line, Start) and line.start is not None:
                 self._write(rows, at, file, part, fd)

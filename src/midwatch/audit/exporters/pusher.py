@@ -23,7 +23,7 @@ from midwatch.audit.journal import Record, decode_journal_line
 from midwatch.audit.journals import JournalFile, journal_files
 from midwatch.audit.runfile import read_run
 from midwatch.audit.tail import opened, proof_of, read_lines
-from midwatch.core import SYSTEM_CLOCK, Clock, StorageError
+from midwatch.core import SYSTEM_CLOCK, Clock, MetricsError, StorageError
 from midwatch.storage import as_storage_error, locked_if_possible, ops, read_json, sha256_hex, write_json_atomic
 
 _log = logging.getLogger(__name__)
@@ -126,8 +126,10 @@ class Pusher:
             self._problem = ""
         except _Stop:
             pass
-        except (StorageError, OSError) as error:
-            self._pause(str(error.message if isinstance(error, StorageError) else error), 0.0)
+        except (StorageError, MetricsError) as error:
+            self._pause(error.message, 0.0)
+        except OSError as error:
+            self._pause(str(error), 0.0)
         records, values, refused, timeless = self._tally
         return PushReport(
             records=records,
@@ -224,7 +226,7 @@ class Pusher:
             values = timeless = 0
             newest_ms = place.newest_ms
             for raw, end in zip(found.lines, ends, strict=True):
-                line = decode_journal_line(raw)
+                line = decode_journal_line(raw, file.path)
                 if not isinstance(line, Record) or not line.values:
                     continue
                 if not line.ts_ns:

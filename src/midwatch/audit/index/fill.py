@@ -244,7 +244,7 @@ class _Chunk:
         return found.fetchone()
 
     def _line(self, raw: bytes) -> None:
-        line = decode_journal_line(raw)
+        line = decode_journal_line(raw, self._file.path)
         if isinstance(line, Record):
             self._record(line)
         elif isinstance(line, Start):

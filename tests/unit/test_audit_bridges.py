@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from metrics_jobs import journal_lines, write_journal
 
-from midwatch.audit import ensure_run
+from midwatch.audit import ensure_run, set_imports_aside
 from midwatch.audit.exporters import Row, SinkAwayError, TrackerExport, TrackerRun, tracker_of
 from midwatch.audit.exporters.bridges_mlflow import metric_name
 from midwatch.audit.exporters.bridges_tensorboard import TensorBoardTracker
@@ -261,6 +261,17 @@ def test_an_export_that_goes_on_while_an_import_replaces_the_journals_begins_new
         (key,) = work.step().runs
         assert key.endswith(f"-i{edition}")
         assert {row.values["loss"] for row in shelf.kept[key]} == {float(edition)}
+
+
+def test_a_run_that_begins_where_an_import_was_is_not_mixed_with_it(tmp_path: Path, table: Path) -> None:
+    shelf, folder = Shelf(), tmp_path / "imported"
+    bring(folder, table, [9.0] * 50)
+    (before,) = TrackerExport(folder, shelf).step().runs
+    set_imports_aside(folder, 1)
+    write_journal(folder, 1, range(60), start=0)
+    report = TrackerExport(folder, shelf).step()
+    assert (report.rows, report.known, report.runs) == (60, 0, (f"{before}-i2",))
+    assert {row.values["loss"] for row in shelf.kept[before]} == {9.0}
 
 
 def test_a_file_that_has_grown_goes_on_where_it_was(tmp_path: Path, table: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from midwatch.audit.journal import Start, decode_journal_line
-from midwatch.audit.journals import finish_import, journal_files
+from midwatch.audit.journals import begin_edition, finish_import, journal_files
 from midwatch.core import MetricsError, attempt_name
 from midwatch.storage import as_storage_error, locked_if_possible, ops
 
@@ -50,6 +50,7 @@ def set_imports_aside(run_dir: Path, attempt: int) -> Path | None:
         folder = metrics / f"imported-before-{attempt_name(attempt)}"
         with locked_if_possible(metrics / IMPORT_LOCK):
             finish_import(run_dir)
+            begin_edition(run_dir)
             ops.make_dirs(folder)
             for file in journal_files(run_dir):
                 if is_imported(file.path):

@@ -4,8 +4,8 @@ An import may bring many at once, and in place of others. It lays them into a fo
 that folder the name ``.import-ready``: from this rename on they count, and whoever dies while they are put in their
 places has changed nothing that a reader sees. The next import finishes it.
 
-An import in place of one with other content is another edition of the run's metrics: what was exported of the one
-before is no beginning of it.
+What takes the place of an import with other content is another edition of the run's metrics: what was exported of the
+one before is no beginning of it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _journals(folder: Path) -> dict[str, JournalFile]:
 
 
 def edition_of(run_dir: Path) -> int:
-    """1, and one more for each time that an import took the place of another content.
+    """1, and one more for each time that other content took the place of an import.
 
     Raises:
         StorageError: ST103 what says so cannot be read.
@@ -91,6 +91,15 @@ def edition_of(run_dir: Path) -> int:
     return 1
 
 
+def begin_edition(run_dir: Path) -> None:
+    """What comes now is no continuation of what is there. One caller at a time. Durability: survives power loss.
+
+    Raises:
+        StorageError: It cannot be read or written which edition this is.
+    """
+    _write_edition(run_dir / "metrics", edition_of(run_dir) + 1)
+
+
 def put_in_place(folder: Path, run_dir: Path, old: list[Path]) -> None:
     """Let the journals in ``folder`` count, in place of the ``old`` ones. Durability: survives power loss.
 
@@ -100,7 +109,7 @@ def put_in_place(folder: Path, run_dir: Path, old: list[Path]) -> None:
     """
     new = sorted(_journals(folder))
     if not all(_goes_on(folder / path.name, path) for path in old):
-        write_json_atomic(folder / _EDITION, msgspec.to_builtins(_Edition(edition_of(run_dir) + 1)))
+        _write_edition(folder, edition_of(run_dir) + 1)
     write_json_atomic(folder / _PLAN, msgspec.to_builtins(_Plan(new, sorted({path.name for path in old} - set(new)))))
     ops.rename(folder, run_dir / "metrics" / READY)
     ops.fsync_dir(run_dir / "metrics")
@@ -124,6 +133,10 @@ def finish_import(run_dir: Path) -> bool:
     ops.remove_tree(ready)
     ops.fsync_dir(folder)
     return True
+
+
+def _write_edition(folder: Path, edition: int) -> None:
+    write_json_atomic(folder / _EDITION, msgspec.to_builtins(_Edition(edition)))
 
 
 def _goes_on(new: Path, old: Path) -> bool:

@@ -444,9 +444,15 @@ def test_two_writers_of_a_log_that_keep_pace_are_refused(tmp_path: Path) -> None
         [f"{step},2.5,,{time}" for step in range(50) for time in (1, 2)],
         [f"{step},2.5,,1" for first in (0, 5, 10, 15) for step in range(first, first + 20)],
         [f"{step},{2.5 + first / 100},,1" for first in (0, 1, 2) for step in range(20)],
+        [f"{step},{loss},,1" for step in range(50) for loss in (f"{5.0 / (step + 3):.4f}", 5.0 / (step + 3))],
+        [f"{step},{loss},,1" for step in range(50) for loss in (5.0 / (step + 3), f"{5.0 / (step + 3):.1e}")],
+        [f"{step},{row}" for step in range(50) for row in ("2.5,nan,1", "nan,2.25,1")],
         [f"{step},{loss},,1" for step in range(50) for loss in ((2.5, 2.4) if step == 7 else (2.5,))],
     ],
-    ids=["validation", "twice", "resumed", "begun anew", "one odd duplicate"],
+    ids=[
+        *("validation", "twice", "resumed", "begun anew", "rounded first", "rounded afterwards", "filled up with NaN"),
+        "one odd duplicate",
+    ],
 )
 def test_what_one_run_tells_twice_is_no_second_run(tmp_path: Path, rows: list[str]) -> None:
     text = "step,loss,val_loss,elapsed_s\n" + "\n".join(rows) + "\n"

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from midwatch.audit.importers.mixed import Mixture
+from midwatch.audit.importers.mixed import Mixture, contradicts
 from midwatch.audit.importers.numbers import LARGEST_STEP
 from midwatch.audit.importers.output import JournalOutput
 from midwatch.audit.importers.rows import MOST_METRICS, Notes, Row
@@ -147,7 +147,8 @@ class Attempts:
                     self._notes.pass_over("values told twice")
                     continue
                 self._notes.pass_over("values told twice, and differently: the last one counts")
-                differing.append(name)
+                if contradicts(value, last[1]):
+                    differing.append(name)
             kept[name] = value
             self._last[row.rank, name] = (row.step, value, attempt)
             self._names.add(name)

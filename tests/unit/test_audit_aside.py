@@ -61,3 +61,10 @@ def test_an_empty_or_foreign_file_is_no_import(tmp_path: Path) -> None:
     for text in ("", "\n", "no json\n", '{"step": 1, "loss": 2.0}\n'):
         (tmp_path / "a0001.jsonl").write_text(text)
         assert not is_imported(tmp_path / "a0001.jsonl")
+
+
+def test_of_the_own_journal_no_more_than_the_head_is_read(tmp_path: Path) -> None:
+    """It may have a million records, and is asked about at every start."""
+    path = tmp_path / "a0001.jsonl"
+    path.write_text('{"schema": 1, "run": "r", "attempt": 1, "start": 0}\n{"schema": 7, "start": 5}\n')
+    assert not is_imported(path), "and so is not refused for what stands further down"

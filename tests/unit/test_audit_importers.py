@@ -15,11 +15,9 @@ import pytest
 
 from midwatch.audit import read_run, tfrecord
 from midwatch.audit.importers import Imported, format_of, import_metrics
-from midwatch.audit.importers.columns import PLACES
 from midwatch.audit.index import MetricIndex
 from midwatch.audit.protowire import FIXED32, put_bytes, put_double, put_int, put_varint
 from midwatch.core import MetricsError
-from midwatch.triage.columns import NAMES
 
 GOLDEN = Path(__file__).parents[1] / "data" / "metrics"
 CURVES = Path(__file__).resolve().parents[2].parent / "shared" / "cases" / "curves" / "real"
@@ -406,10 +404,6 @@ def test_a_run_can_be_taken_only_where_a_column_names_some(tmp_path: Path) -> No
         with pytest.raises(MetricsError, match="names runs") as caught:
             import_metrics([path], tmp_path / "run", run_name="a")
         assert "--run-name" in caught.value.hint
-
-
-def test_the_columns_that_say_where_a_row_belongs_are_those_of_triage() -> None:
-    assert {what: NAMES[what.replace("run", "excerpt")] for what in PLACES} == PLACES
 
 
 @pytest.mark.parametrize(

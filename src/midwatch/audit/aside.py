@@ -20,16 +20,18 @@ def is_imported(path: Path) -> bool:
     Raises:
         OSError: It cannot be read. MetricsError: MT101 it is of a later schema.
     """
-    heads: list[Start] = []
+    is_begun = False
     with path.open("rb") as file:
         for raw in file:
             # Heads alone are decoded: a journal may hold a million records.
-            line = decode_journal_line(raw.rstrip(b"\n"), path) if b'"schema"' in raw or not heads else None
+            line = decode_journal_line(raw.rstrip(b"\n"), path) if b'"schema"' in raw or not is_begun else None
             if isinstance(line, Start):
-                heads.append(line)
-            elif not heads:
+                if not line.source:
+                    return False  # at its first line, for nearly every journal that is asked about
+                is_begun = True
+            elif not is_begun:
                 return False
-    return bool(heads) and all(head.source for head in heads)
+    return is_begun
 
 
 def set_imports_aside(run_dir: Path, attempt: int) -> Path | None:

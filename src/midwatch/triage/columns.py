@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from midwatch.audit.importers import Table
+from midwatch.audit.importers import PLACE_NAMES, Table
 
 
 def _plain(name: str) -> str:
@@ -17,9 +17,9 @@ def _plain(name: str) -> str:
 
 
 NAMES: Final[dict[str, tuple[str, ...]]] = {
-    "attempt": ("attempt", "run_attempt", "attempt_id"),
-    "rank": ("rank", "global_rank"),
-    "excerpt": ("fragment", "segment", "excerpt", "run", "run_id", "run_name"),
+    "attempt": PLACE_NAMES["attempt"],
+    "rank": PLACE_NAMES["rank"],
+    "excerpt": PLACE_NAMES["run"],
     "loss": (
         *("loss", "train_loss", "training_loss", "lm_loss", "train_lm_loss", "loss_mean", "train_loss_step"),
         *("loss_step", "loss_train_total", "train_crossentropyloss", "metrics_train_languagecrossentropy"),

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
+from midwatch.audit.importers import is_printed_twice
 from midwatch.core import TriageError
 from midwatch.triage.branches import FEW, MIXED_SHARE, LiveRow, mixture
 from midwatch.triage.curve import Curve
 
 RETOLD: Final = "values told twice, and differently: the last one counts, or one that is not finite"
-SINGLE: Final = 1e-6
-"""Relative: so far apart is one number that was kept in 32 and in 64 bits."""
 TELLING: Final = frozenset({"loss", "grad_norm", "rank_losses", "rank_norms"})
 """No run has two of these in one step; a learning rate or a scale may be told before a step and after it."""
 
@@ -113,12 +111,5 @@ def _is_of_another(before: Any, after: Any) -> bool:
     """Two finite values that no rounding makes one. What is not finite is a finding, whoever wrote it."""
     first, second = _parts(before), _parts(after)
     return (_is_finite(before) and _is_finite(after)) and any(
-        not _is_rounded(first[key], second[key]) for key in first.keys() & second.keys()
+        not is_printed_twice(first[key], second[key]) for key in first.keys() & second.keys()
     )
-
-
-def _is_rounded(one: float, other: float) -> bool:
-    """One number, printed with more digits and with fewer."""
-    units = [Decimal(repr(number)).as_tuple().exponent for number in (one, other)]
-    is_shortened = units[0] != units[1] and abs(one - other) < 10.0 ** max(map(int, units))
-    return is_shortened or math.isclose(one, other, rel_tol=SINGLE)

@@ -5,15 +5,17 @@ Needs no PyTorch and no TensorFlow.
 
 from midwatch.audit.importers.attempts import Attempt
 from midwatch.audit.importers.bring import Imported, import_metrics
+from midwatch.audit.importers.columns import PLACE_NAMES
 from midwatch.audit.importers.detect import FORMATS, format_of
 from midwatch.audit.importers.header import STEP_COLUMNS
-from midwatch.audit.importers.numbers import is_missing
+from midwatch.audit.importers.numbers import is_missing, is_printed_twice
 from midwatch.audit.importers.rows import Notes
 from midwatch.audit.importers.table import Table, TableRow
 from midwatch.audit.importers.textfile import Tell, UnfitFileError
 
 __all__ = [
     "FORMATS",
+    "PLACE_NAMES",
     "STEP_COLUMNS",
     "Attempt",
     "Imported",
@@ -25,4 +27,5 @@ __all__ = [
     "format_of",
     "import_metrics",
     "is_missing",
+    "is_printed_twice",
 ]

@@ -16,12 +16,12 @@ from midwatch.audit.importers.textfile import UnfitFileError
 _SECONDS: Final = ("wall_time", "wall time", "_timestamp", "timestamp", "unix_time")
 _MOST: Final = 10**6
 
-PLACES: Final = {
+PLACE_NAMES: Final = {
     "attempt": ("attempt", "run_attempt", "attempt_id"),
     "rank": ("rank", "global_rank"),
     "run": ("fragment", "segment", "excerpt", "run", "run_id", "run_name"),
 }
-"""What -> names of columns that say where a row belongs, the most telling first; triage knows the same."""
+"""What -> names of columns that say where a row belongs, the most telling first."""
 
 UNPLACED: Final = "rows that do not say of which attempt or rank they are"
 OF_OTHER_RUNS: Final = "rows of other runs"
@@ -58,7 +58,7 @@ def read_table(path: Path, notes: Notes, step_column: str = "", run_name: str = 
     table = Table(path, step_column)
     places = _places(table)
     if run_name and places.run is None:
-        raise UnfitFileError(f"{path}: no column names runs ({', '.join(PLACES['run'])})", "Leave --run-name out.")
+        raise UnfitFileError(f"{path}: no column names runs ({', '.join(PLACE_NAMES['run'])})", "Leave --run-name out.")
     names = _metrics(table, places, notes)
     number = table.format.value
     for row in table.rows(notes.pass_over, notes.read):
@@ -95,7 +95,7 @@ def _place(table: Table, what: str) -> int | None:
     plain = [re.sub(r"[\s/.\-]+", "_", plain_header(name)) for name in table.names]
     known = [
         at
-        for word in PLACES[what]
+        for word in PLACE_NAMES[what]
         for at, name in enumerate(plain)
         # By its lesser names a column is known only where it counts: an attempt_id may be anything.
         if name == word and at != table.step_at and (what in ("run", name) or _is_of_numbers(table, at))

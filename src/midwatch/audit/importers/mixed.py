@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from decimal import Decimal
 from typing import Final
 
+from midwatch.audit.importers.numbers import is_printed_twice
 from midwatch.core import MetricsError, printable
 
 RESTARTS: Final = 16
@@ -17,9 +17,6 @@ _LEAP: Final = 3
 
 ODD_STEPS: Final = 3
 """Steps that a logger may tell twice and differently before anything is made of it."""
-
-_SINGLE: Final = 1e-6
-"""Numbers of 32 bits are no closer than that."""
 
 _PACE: Final = re.compile(r"time|elapsed|duration|seconds?|per_s|/s$|_m?s$|tps|throughput|flops|mfu|memory")
 """Names of what differs from one printing of a step to the next, and from one rank to another."""
@@ -110,16 +107,10 @@ class Mixture:
 
 
 def contradicts(one: float, other: float) -> bool:
-    """Two values of one step are not the same number, printed twice: rounded, or of 32 bits.
+    """Two values of one step are not the same number, printed twice.
 
     NaN contradicts nothing: where validations have rows of their own, some write it for what they do not tell.
     """
     if not (math.isfinite(one) and math.isfinite(other)):
         return one != other and not (math.isnan(one) or math.isnan(other))
-    places = max(0, min(_places(one), _places(other)))
-    return not math.isclose(one, other, rel_tol=_SINGLE) and round(one, places) != round(other, places)
-
-
-def _places(value: float) -> int:
-    exponent = Decimal(repr(value)).as_tuple().exponent
-    return -exponent if isinstance(exponent, int) else 0
+    return not is_printed_twice(one, other)

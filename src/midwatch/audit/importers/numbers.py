@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Final, NamedTuple
 
 _NUMBER: Final = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:nan|inf(?:inity)?)", re.IGNORECASE)
@@ -18,6 +19,9 @@ _LONGEST: Final = 400
 
 MISSING: Final = frozenset(("", "none", "null", "na", "n/a", "#n/a", "-", "--", "?", "<na>"))
 """Cells that say that there is no value; ``nan`` is a value."""
+
+_SINGLE: Final = 1e-6
+"""Relative: numbers of 32 bits are no closer than that."""
 
 _TRUTHS: Final = {"true": 1.0, "false": 0.0}
 
@@ -34,6 +38,13 @@ def number_of(text: str) -> float | None:
 def truth_of(text: str) -> float | None:
     """``True`` and ``False`` in any case count as 1 and 0, as in journals; None for anything else."""
     return _TRUTHS.get(text.strip().lower()) if len(text) <= _LONGEST else None
+
+
+def is_printed_twice(one: float, other: float) -> bool:
+    """One finite number, printed with more digits and with fewer, or kept in 32 bits and in 64."""
+    units = [Decimal(repr(number)).as_tuple().exponent for number in (one, other)]
+    is_shortened = units[0] != units[1] and abs(one - other) < 10.0 ** max(map(int, units))
+    return is_shortened or math.isclose(one, other, rel_tol=_SINGLE)
 
 
 def is_missing(text: str) -> bool:

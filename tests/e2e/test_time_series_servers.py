@@ -122,6 +122,8 @@ class Victoria(Server):
             f"-storageDataPath={self.folder / 'data'}",
             f"-httpListenAddr=127.0.0.1:{self.port}",
             "-search.latencyOffset=0s",
+            # As the documentation advises: what came twice is one sample.
+            "-dedup.minScrapeInterval=1ms",
         ]
 
     def points(self, run: str) -> dict[tuple[str, str], list[tuple[int, float]]]:
@@ -220,9 +222,7 @@ def test_a_sender_that_lost_its_note(server: Server, tmp_path: Path) -> None:
     pusher.close()
     training.close()
     stored = server.points(training.run)["1", "loss"]
-    assert sorted({value for _, value in stored}) == [step + 0.5 for step in range(60)]
-    if isinstance(server, Prometheus):
-        assert len(stored) == 60
+    assert sorted(value for _, value in stored) == [step + 0.5 for step in range(60)]
 
 
 def test_values_that_are_no_numbers(server: Server, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ Point = tuple[str, str, int, float]
 
 
 class Receiver(ThreadingHTTPServer):
-    """Answers 503 while ``is_away``; lets whoever asks wait while ``is_mute``."""
+    """Answers 503 while ``is_away``; while ``is_mute`` nothing is taken or answered. When ``is_slow`` is set, the
+    next that is sent is taken and never answered."""
 
     daemon_threads = True
 
@@ -23,6 +24,9 @@ class Receiver(ThreadingHTTPServer):
         self.points: Counter[Point] = Counter()
         self.is_away = False
         self.is_mute = threading.Event()
+        self.is_slow = threading.Event()
+        self.unanswered: list[list[Point]] = []
+        self.refused = 0
         self.over = threading.Event()
         self.asked = 0
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
@@ -59,9 +63,19 @@ class _Handler(BaseHTTPRequestHandler):
             receiver.over.wait(60)
             self.close_connection = True
             return
-        if not receiver.is_away:
-            receiver.points.update(points_of(_unsnapped(body)))
-        self.send_response(503 if receiver.is_away else 204)
+        is_taken = not receiver.is_away
+        if is_taken:
+            points = points_of(_unsnapped(body))
+            receiver.points.update(points)
+            if receiver.is_slow.is_set():
+                receiver.is_slow.clear()
+                receiver.unanswered.append(points)
+                receiver.over.wait(60)
+                self.close_connection = True
+                return
+        else:
+            receiver.refused += 1
+        self.send_response(204 if is_taken else 503)
         self.send_header("Content-Length", "0")
         self.end_headers()
 

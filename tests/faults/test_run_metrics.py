@@ -85,6 +85,12 @@ class MetricsRun(Supervised):
     def arrived(self, attempt: int) -> int:
         return sum(one == attempt for one, _ in self.receiver.of("loss"))
 
+    def another_sender(self) -> None:
+        """In place of the one that is killed."""
+        sender = self.pid_of(SENDER)
+        os.kill(sender, signal.SIGKILL)
+        self.until("another sender", lambda: self.pid_of(SENDER) not in (0, sender))
+
     def page(self, node: str = "*") -> dict[str, float]:
         """Name and labels but ``run`` and ``node`` -> value, from where the run says that it can be fetched."""
         paths = self.until("the page", lambda: sorted((self.run_dir / "supervisor" / "scrape").glob(f"{node}.json")))
@@ -104,12 +110,15 @@ class MetricsRun(Supervised):
         path = self.run_dir / "ledger" / "sender.jsonl"
         return [json.loads(line)["event"] for line in path.read_text().splitlines()] if path.exists() else []
 
+    def recorded(self) -> list[float]:
+        """The losses of all journals, those that were rolled back included."""
+        paths = (self.run_dir / "metrics").glob("a*.jsonl")
+        lines = [line for path in paths for line in path.read_text().splitlines() if '"step"' in line]
+        return sorted(json.loads(line)["loss"] for line in lines)
+
     def assert_all_arrived_once(self) -> None:
-        paths = sorted((self.run_dir / "metrics").glob("a*.jsonl"))
-        recorded = [line for path in paths for line in path.read_text().splitlines() if '"step"' in line]
-        expected = [json.loads(line)["loss"] for line in recorded]
         got = self.receiver.of("loss")
-        assert sorted(value for _, value in got) == sorted(expected), self.story()
+        assert sorted(value for _, value in got) == self.recorded(), self.story()
         assert set(got.values()) == {1}
         assert all(value // 1000 == attempt for attempt, value in got)
 
@@ -146,9 +155,9 @@ def test_every_step_arrives_once_and_the_page_tells_the_rest(run: MetricsRun) ->
     assert (run.page()["midwatch_held"], "midwatch_breaker_state" in str(found)) == (0, False)
     # The receiver goes away, and with it the sender; the agent dies, which must not take the sender along.
     run.receiver.is_away = True
-    sender = run.pid_of(SENDER)
-    os.kill(sender, signal.SIGKILL)
-    run.until("another sender", lambda: run.pid_of(SENDER) not in (0, sender))
+    # Refused: so it has noted what was taken before, and nothing of that comes again.
+    run.until("a refusal", lambda: run.receiver.refused)
+    run.another_sender()
     sender = run.pid_of(SENDER)
     os.kill(run.pid_of(AGENT), signal.SIGKILL)
     run.until("attempt 3", lambda: (run.run_dir / "metrics" / "a0003.jsonl").exists())
@@ -160,6 +169,22 @@ def test_every_step_arrives_once_and_the_page_tells_the_rest(run: MetricsRun) ->
     run.assert_all_arrived_once()
     assert len(read_journal((run.run_dir / "metrics").glob("a*.jsonl"))) > 20
     assert not list((run.run_dir / "supervisor" / "scrape").iterdir()), "nobody can be asked any more"
+    run.assert_nothing_left()
+
+
+def test_a_sender_killed_between_delivery_and_note_sends_the_same_samples_again(run: MetricsRun) -> None:
+    launcher = run.begin()
+    run.until_points(10)
+    run.receiver.is_slow.set()
+    run.until("a delivery without an answer", lambda: run.receiver.unanswered)
+    run.another_sender()
+    run.until_points(10, attempt=2)
+    run.stop.touch()
+    assert run.wait(launcher) == 0, run.story()
+    # To the millisecond and the bit, so that a store keeps each once.
+    (again,) = run.receiver.unanswered
+    assert {point for point, count in run.receiver.points.items() if count > 1} == set(again)
+    assert sorted(value for _, value in run.receiver.of("loss")) == run.recorded()
     run.assert_nothing_left()
 
 

@@ -1,6 +1,7 @@
 """The configuration: typed leaves, where they come from, their hash, and the one door to the environment."""
 
 from midwatch.config.alerts import AlertKind, AlertsConfig, AlertTargetsConfig, SmtpConfig
+from midwatch.config.data import DataConfig
 from midwatch.config.env import RankEnv, RunPaths, expand_path, inherited_environment, read_rank_env, resolve_paths
 from midwatch.config.hashing import canonical_json, config_hash, plain_data
 from midwatch.config.kubernetes import (
@@ -51,6 +52,7 @@ __all__ = [
     "BreakerConfig",
     "CheckpointConfig",
     "Config",
+    "DataConfig",
     "DetectConfig",
     "GradeConfig",
     "GuardKind",

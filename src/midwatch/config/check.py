@@ -159,7 +159,10 @@ def _of_checkpoints(checkpoint: CheckpointConfig, shared: str) -> Iterable[Probl
 
 
 def _of_guards(guards: GuardsConfig) -> Iterable[Problem]:
-    plan, tiers = guards.schedule, guards.spike_z
+    plan, tiers, mix = guards.schedule, guards.spike_z, guards.data.mix
+    if mix and not 0 < sum(mix.values()) < math.inf:
+        message = f"guards.data.mix = {_shown('guards.data.mix', mix)}: the weights must add up to more than 0"
+        yield Problem("CF106", "guards.data.mix", message)
     if list(tiers) != sorted(tiers):
         yield Problem(
             "CF106", "guards.spike_z", f"guards.spike_z = {list(tiers)}: each must be at least the one before"

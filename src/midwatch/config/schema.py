@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 
 from midwatch.config.alerts import AlertsConfig
+from midwatch.config.data import DataConfig
 from midwatch.config.leaf import Count, NotNegative, Positive, Steps
 from midwatch.config.leaf import Leaf as _Leaf
 
@@ -236,6 +237,8 @@ GuardKind = Literal[
     "resume_shift",
     "data_repeated",
     "data_changed",
+    "data_shared",
+    "data_off_mix",
 ]
 """What the guards look for, one word a rule; ``docs/explanation/guards.md`` explains each."""
 
@@ -302,6 +305,7 @@ class GuardsConfig(_Leaf, frozen=True, kw_only=True):
     """A mean loss below this many nats is an incident: no text is so easy to predict. 0: not looked at."""
     schedule: ScheduleConfig = ScheduleConfig()
     inspect: InspectConfig = InspectConfig()
+    data: DataConfig = DataConfig()
     breaker: BreakerConfig = BreakerConfig()
 
 

@@ -1,4 +1,5 @@
-"""What the loader says of a batch: rows that came before, rows twice, tokens that are distributed otherwise.
+"""What the loader says of a batch: rows that came before, rows twice, rows that another rank has, tokens that are
+distributed otherwise, sources that have not their share.
 
 Notes only. A batch alone proves nothing about a run, but half of the causes of bad training never show in the loss, and
 these are the evidence for them.
@@ -8,111 +9,197 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, Final
 
 from midwatch.guards.episode import Episode
 from midwatch.guards.finding import Finding
-from midwatch.guards.trend import Trend, unlog
+from midwatch.guards.shift import ShiftGuard
+from midwatch.guards.trend import unlog
 
 SEEN_SHARE: Final = 0.25
 REPEATED_SHARE: Final = 0.10
 ENTROPY_FLOOR: Final = 0.01
 """Of the log entropy."""
-ENTROPY_Z: Final = 8.0
-SHIFT_Z: Final = 6.0
-CUSUM_DRIFT: Final = 1.0
-CUSUM_LIMIT: Final = 20.0
-"""A lasting shift adds up: each score beyond the drift, until so much has come together."""
-MOST: Final = 4.0
-"""No single batch counts for more in the sum."""
-"""Three in five on the same side; source code and prose take turns, so a single batch must be farther out."""
+DISTANCE_FLOOR: Final = 0.02
+"""Of the log distance."""
+MIX_Z: Final = 5.0
 QUIET_AFTER: Final = 50
+MOST_NAMED: Final = 4
 
 
 class BatchGuard:
-    """Judges one batch, by whatever was measured of it."""
+    """Judges one step's batches, by whatever was measured of them."""
 
     def __init__(self) -> None:
-        # Data do not train: twice the usual window, so that a lasting shift is not learned before it has added up.
-        self._entropy = Trend(ENTROPY_FLOOR, window=256, edge=64)
-        self._scores: deque[float] = deque(maxlen=5)
-        self._sums = [0.0, 0.0]
-        self._seen = Episode(QUIET_AFTER)
-        self._repeated = Episode(QUIET_AFTER)
+        self._entropy = ShiftGuard(ENTROPY_FLOOR)
+        self._distance = ShiftGuard(DISTANCE_FLOOR, sides=(1,))
+        self._seen = _ShareGuard("seen_share", SEEN_SHARE, "was read before: a loader that went back, or another epoch")
+        self._repeated = _ShareGuard("repeated_share", REPEATED_SHARE, "are the same rows")
         self._changed = Episode(QUIET_AFTER)
+        self._apart = Episode(QUIET_AFTER)
+        self._shared = Episode(QUIET_AFTER)
+        self._off_mix = Episode(QUIET_AFTER)
+        self._sharing: list[int] | None = None
+        """The ranks that read the same rows in the step before; empty where nobody knows which."""
 
-    def judge_seen(self, step: int, share: float) -> Finding | None:
-        """Take the share of rows that an earlier step had already."""
-        self._seen.passed()
-        if share < SEEN_SHARE or not self._seen.is_news("note"):
-            return None
-        text = f"{share:.0%} of the batch was read before"
-        return _repeated(step, "seen_share", share, SEEN_SHARE, text)
+    def judge_seen(self, step: int, share: float, of_rank: Mapping[int, float] | None = None) -> Finding | None:
+        """Take the share of rows that an earlier step had already.
 
-    def judge_repeated(self, step: int, share: float) -> Finding | None:
-        """Take the share of rows that occur more than once in the batch."""
-        self._repeated.passed()
-        if share < REPEATED_SHARE or not self._repeated.is_news("note"):
-            return None
-        text = f"{share:.0%} of the batch are the same rows"
-        return _repeated(step, "repeated_share", share, REPEATED_SHARE, text)
+        Args:
+            share: The mean over the ranks.
+            of_rank: That of the rank with the highest, where ranks differ.
+        """
+        return self._seen.judge(step, share, of_rank or {})
+
+    def judge_repeated(self, step: int, share: float, of_rank: Mapping[int, float] | None = None) -> Finding | None:
+        """Take the share of rows that occur more than once in the batch; as ``judge_seen``."""
+        return self._repeated.judge(step, share, of_rank or {})
 
     def judge_entropy(self, step: int, bits: float) -> Finding | None:
-        """Take one positive, finite entropy; needs no warm-up, for it does not depend on training."""
-        value = math.log(bits)
+        """Take one positive, finite entropy."""
         self._changed.passed()
-        z = self._entropy.score(value)
-        finding = None
-        if z is not None:
-            self._scores.append(z)
-            side = 1 if z > 0 else -1
-            several = sum(score * side > SHIFT_Z for score in self._scores) >= 3 and abs(z) > SHIFT_Z
-            if (self._has_shifted(z) or several or abs(z) > ENTROPY_Z) and self._changed.is_news("note"):
-                finding = self._shifted(step, bits, z)
-        self._entropy.learn(value, z)
-        return finding
+        z = self._entropy.judge(math.log(bits))
+        if z is None or not self._changed.is_news("note"):
+            return None
+        low, high = unlog(self._entropy.low), unlog(self._entropy.high)
+        text = f"the batch's tokens have {bits:.3g} bits of entropy instead of {low:.3g} to {high:.3g} (z {z:.1f})"
+        return _changed(step, "token_entropy", bits, z, low, high, text)
 
-    def _has_shifted(self, z: float) -> bool:
-        z = min(MOST, max(-MOST, z))
-        self._sums = [max(0.0, total + side * z - CUSUM_DRIFT) for total, side in zip(self._sums, (1, -1), strict=True)]
-        if max(self._sums) <= CUSUM_LIMIT:
-            return False
-        self._sums = [0.0, 0.0]
-        return True
+    def judge_distance(self, step: int, distance: float) -> Finding | None:
+        """Take one positive, finite Jensen-Shannon distance of the batch's tokens from what was read before."""
+        self._apart.passed()
+        z = self._distance.judge(math.log(distance))
+        if z is None or not self._apart.is_news("note"):
+            return None
+        low, high = unlog(self._distance.low), unlog(self._distance.high)
+        text = f"the batch's tokens are {distance:.3g} away from what was read so far; {low:.3g} to {high:.3g} is usual"
+        return _changed(step, "token_distance", distance, z, low, high, f"{text} (z {z:.1f})")
 
-    def _shifted(self, step: int, bits: float, z: float) -> Finding:
-        expected, width = self._entropy.expect(), SHIFT_Z * self._entropy.scale
-        low, high = unlog(expected - width), unlog(expected + width)
+    def judge_shared(self, step: int, count: float, ranks: tuple[int, ...]) -> Finding | None:
+        """Take the number of ranks that read the same rows as another one which should read others.
+
+        Once may be the end of an epoch that was filled up; twice in a row is a fault.
+
+        Args:
+            ranks: Which; empty where that is not known.
+        """
+        self._shared.passed()
+        before, self._sharing = self._sharing, list(ranks) if count >= 2 else None
+        if before is None or self._sharing is None:
+            return None
+        again = sorted(set(before) & set(ranks))
+        if (ranks and before and len(again) < 2) or not self._shared.is_news("note"):
+            return None
+        named = again or list(ranks)
         return Finding(
             step=step,
-            kind="data_changed",
+            kind="data_shared",
             tier="note",
-            metric="token_entropy",
-            value=bits,
-            low=low,
-            high=high,
-            z=z,
-            text=f"the batch's tokens have {bits:.3g} bits of entropy instead of {low:.3g} to {high:.3g} (z {z:.1f})",
+            metric="same_rows_ranks",
+            value=count,
+            high=0.0,
+            ranks=tuple(named),
+            text=f"{_some(named) if named else f'{count:.0f} ranks'} read the same rows as another one",
+        )
+
+    def judge_mix(self, step: int, z: float, source: str) -> Finding | None:
+        """Take how far the source that is farthest from its share is, in standard deviations.
+
+        Args:
+            source: Which, and how far, in words.
+        """
+        self._off_mix.passed()
+        if z <= MIX_Z or not self._off_mix.is_news("note"):
+            return None
+        said = f": {source}" if source else ""
+        text = f"the sources have not their shares{said} (z {z:.1f})"
+        return Finding(
+            step=step, kind="data_off_mix", tier="note", metric="source_z", value=z, high=MIX_Z, z=z, text=text
         )
 
     def state_dict(self) -> dict[str, Any]:
+        entropy = self._entropy.state_dict()
         return {
-            "entropy": self._entropy.state_dict(),
-            "sums": list(self._sums),
-            "scores": list(self._scores),
+            "entropy": entropy["trend"],
+            "sums": entropy["sums"],
+            "scores": entropy["scores"],
+            "distance": self._distance.state_dict(),
             "seen": self._seen.state_dict(),
             "repeated": self._repeated.state_dict(),
             "changed": self._changed.state_dict(),
+            "apart": self._apart.state_dict(),
+            "shared": self._shared.state_dict(),
+            "off_mix": self._off_mix.state_dict(),
+            "sharing": self._sharing,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._entropy.load_state_dict(state["entropy"])
-        self._sums = list(state["sums"])
-        self._scores = deque(state["scores"], maxlen=5)
+        """One from before distances, sources and ranks were looked at has nothing of them."""
+        self._entropy.load_state_dict({name: state[name] for name in ("sums", "scores")} | {"trend": state["entropy"]})
         self._seen.load_state_dict(state["seen"])
         self._repeated.load_state_dict(state["repeated"])
         self._changed.load_state_dict(state["changed"])
+        if "distance" in state:
+            self._distance.load_state_dict(state["distance"])
+            self._apart.load_state_dict(state["apart"])
+            self._shared.load_state_dict(state["shared"])
+            self._off_mix.load_state_dict(state["off_mix"])
+            self._sharing = state["sharing"]
 
 
-def _repeated(step: int, metric: str, share: float, limit: float, text: str) -> Finding:
-    return Finding(step=step, kind="data_repeated", tier="note", metric=metric, value=share, high=limit, text=text)
+class _ShareGuard:
+    """A share of the rows that must stay small: of all ranks, and of each alone.
+
+    A rank has few rows a step, so one alone is told of when it has too many in three of five steps.
+    """
+
+    def __init__(self, metric: str, limit: float, what: str) -> None:
+        self._metric = metric
+        self._limit = limit
+        self._what = what
+        self._episode = Episode(QUIET_AFTER)
+        self._lately: deque[int] = deque(maxlen=5)
+        """The rank that had most, in steps in which it had too many; else -1."""
+
+    def judge(self, step: int, share: float, of_rank: Mapping[int, float]) -> Finding | None:
+        self._episode.passed()
+        rank, its = max(of_rank.items(), key=lambda one: one[1], default=(-1, 0.0))
+        self._lately.append(rank if its >= self._limit else -1)
+        if share >= self._limit:
+            ranks, value, whose = (), share, "the batch"
+        elif self._lately[-1] >= 0 and self._lately.count(rank) >= 3:
+            ranks, value, whose = (rank,), its, f"rank {rank}'s rows"
+        else:
+            return None
+        if not self._episode.is_news("note"):
+            return None
+        return Finding(
+            step=step,
+            kind="data_repeated",
+            tier="note",
+            metric=self._metric,
+            value=value,
+            high=self._limit,
+            ranks=ranks,
+            text=f"{value:.0%} of {whose} {self._what}",
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._episode.state_dict(), "lately": list(self._lately)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._episode.load_state_dict(state)
+        self._lately = deque(state.get("lately", ()), maxlen=5)
+
+
+def _changed(step: int, metric: str, value: float, z: float, low: float, high: float, text: str) -> Finding:
+    return Finding(
+        step=step, kind="data_changed", tier="note", metric=metric, value=value, low=low, high=high, z=z, text=text
+    )
+
+
+def _some(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:MOST_NAMED]))
+    more = len(ranks) - MOST_NAMED
+    return f"ranks {shown} and {more} more" if more > 0 else f"ranks {shown}"

@@ -53,8 +53,21 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the batch's rows that occur in it more than once."""
     seen_share: float | None = None
     """Share of the batch's rows that an earlier step had already."""
+    rank_repeated: Mapping[int, float] | None = None
+    """The highest of these shares that a rank has for itself, where ranks differ, by rank."""
+    rank_seen: Mapping[int, float] | None = None
     token_entropy: float | None = None
     """Of the batch's tokens, in bits."""
+    token_distance: float | None = None
+    """Jensen-Shannon distance of the batch's tokens from those of the steps before, 0 to 1."""
+    same_rows_ranks: float | None = None
+    """How many ranks read the same rows as another one that should read others."""
+    same_rows: tuple[int, ...] = ()
+    """Which, where that is known."""
+    source_z: float | None = None
+    """How far the source that is farthest from its share is, in standard deviations."""
+    source: str = ""
+    """Which, in words; it decides nothing, and may be known on one rank only."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

@@ -175,11 +175,17 @@ class Guards:
     def _take_batch(self, sample: Sample, found: list[Finding | None]) -> None:
         step, batches = sample.step, self._batches
         if _is_finite(sample.seen_share) and self._is_new("seen_share"):
-            found.append(batches.judge_seen(step, sample.seen_share))
+            found.append(batches.judge_seen(step, sample.seen_share, sample.rank_seen))
         if _is_finite(sample.repeated_share) and self._is_new("repeated_share"):
-            found.append(batches.judge_repeated(step, sample.repeated_share))
+            found.append(batches.judge_repeated(step, sample.repeated_share, sample.rank_repeated))
         if _is_usable(sample.token_entropy) and self._is_new("token_entropy"):
             found.append(batches.judge_entropy(step, sample.token_entropy))
+        if _is_usable(sample.token_distance) and self._is_new("token_distance"):
+            found.append(batches.judge_distance(step, sample.token_distance))
+        if _is_finite(sample.same_rows_ranks) and self._is_new("same_rows_ranks"):
+            found.append(batches.judge_shared(step, sample.same_rows_ranks, sample.same_rows))
+        if _is_finite(sample.source_z) and self._is_new("source_z"):
+            found.append(batches.judge_mix(step, sample.source_z, sample.source))
 
     # --- the state ------------------------------------------------------------------------------------------------
 

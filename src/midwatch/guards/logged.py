@@ -17,6 +17,9 @@ NUMBERS: Final = (
     "repeated_share",
     "seen_share",
     "token_entropy",
+    "token_distance",
+    "same_rows_ranks",
+    "source_z",
 )
 """Names that are taken as they are; ``lr`` may be one number or one for each parameter group."""
 

@@ -13,6 +13,7 @@ import torch
 from midwatch.checkpoint import ControlGroup
 from midwatch.core import GuardError
 from midwatch.guards import NUMBERS, Finding, Sample
+from midwatch.train.batch_numbers import PRINT, READ, SHARES, same_rows
 from midwatch.train.gauges import LR_NAMES
 from midwatch.train.highest import Highest, keys_of, of_keys, of_values
 from midwatch.train.inspecting_numbers import GRADIENT, INSPECTED, Evidence
@@ -21,7 +22,8 @@ from midwatch.train.readings import LOGGED, MEANT, Unwatched, Watch
 SUMMED: Final = ("tokens_per_s", "samples_per_s")
 SPREAD: Final = ("own_s", "data_wait_s", "memory_rss_bytes", "cuda_peak_bytes")
 """Measured by midwatch on each rank, for its records alone: the highest counts, and whose it is."""
-NAMES: Final = (*LOGGED, *SUMMED, *SPREAD, *INSPECTED, "first_position", "position", "now_us", "asked", "place")
+_PLACED: Final = ("first_position", "position", "now_us", "asked", "place")
+NAMES: Final = (*LOGGED, *SUMMED, *SPREAD, *INSPECTED, *READ.values(), PRINT, *_PLACED)
 RANKS_AT_ONCE: Final = 64
 """Up to so many ranks the numbers of each are exchanged at every step. Beyond, a sum over all and a maximum are begun
 at one step and looked at one step later: a ring through thousands of ranks takes longer than anybody would wait."""
@@ -32,8 +34,8 @@ ALIKE: Final = 1e-6
 PLACES: Final = 1024
 """Places of the loop are told apart up to this distance, so that the sum of a million squares is an exact number."""
 _APART: Final = (*MEANT, GRADIENT)
-_COMPARED: Final = (*_APART, *SPREAD)
-_JOINED: Final = frozenset((*MEANT, *SUMMED, *SPREAD, *INSPECTED))
+_COMPARED: Final = (*_APART, *SPREAD, *SHARES)
+_JOINED: Final = frozenset((*MEANT, *SUMMED, *SPREAD, *INSPECTED, *READ.values()))
 _ASKED: Final = 1 + NAMES.index("asked")
 """Its place in a row."""
 _BITS: Final = {name: 1 << place for place, name in enumerate(NAMES)}
@@ -45,8 +47,8 @@ class Agreed:
 
     Attributes:
         found: Means, sums, or the number itself where all have the same.
-        by_rank: Of ``MEANT`` and the own gradients, where ranks differ, as far as known.
-        highest: Of the same, and of ``SPREAD``.
+        by_rank: Of ``MEANT`` and the own gradients, where ranks differ, as far as known; and the fingerprints of rows.
+        highest: Of the same, of ``SPREAD``, and of the shares of rows where ranks differ.
         asked: Bits that any rank had in ``asked``; not with very many ranks.
     """
 
@@ -78,8 +80,15 @@ class Agreed:
             is_skipped=bool(found.get("skipped")),
             rank_losses=self.by_rank.get("loss"),
             rank_norms=self.by_rank.get("grad_norm"),
+            rank_seen=self._highest(READ["seen_share"]),
+            rank_repeated=self._highest(READ["repeated_share"]),
+            same_rows=same_rows(self.by_rank.get(PRINT, {})),
             **known,
         )
+
+    def _highest(self, name: str) -> dict[int, float] | None:
+        top = self.highest.get(name)
+        return None if top is None else {top.rank: top.value}
 
     def whereabouts(self, finding: Finding) -> dict[str, Any]:
         """What ranks had of a finding's number: the highest, and those that it names."""
@@ -135,7 +144,7 @@ class Exchange:
         if flight is None:
             return None
         agreed = flight.land()
-        self._evidence.complete(agreed.found)
+        self._evidence.complete(agreed.found, agreed.by_rank.get(PRINT))
         self._watch.agreed(agreed)
         return agreed
 
@@ -203,6 +212,9 @@ def _from_rows(step: int, rows: list[list[float]]) -> Agreed:
     highest: dict[str, Highest] = {}
     for name, place in _named(known[0] if is_known_alike else reduce(or_, known)):
         who = range(ranks) if is_known_alike else [rank for rank in range(ranks) if known[rank] & _BITS[name]]
+        if name == PRINT:
+            by_rank[name] = {rank: rows[rank][place] for rank in who}
+            continue
         if name not in _JOINED:
             found[name] = rows[who[0]][place]
             continue
@@ -210,7 +222,7 @@ def _from_rows(step: int, rows: list[list[float]]) -> Agreed:
         # All alike: exactly that number, whatever their count.
         is_alike = values.count(values[0]) == len(values)
         found[name] = sum(values) if name in SUMMED else values[0] if is_alike else sum(values) / len(values)
-        if name in SPREAD or (name in _APART and not is_alike):
+        if name in SPREAD or (name in _COMPARED and not is_alike):
             have = dict(zip(who, values, strict=True))
             highest[name] = of_values(have)
             if name in _APART:

@@ -7,11 +7,12 @@ follows from them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, SupportsIndex
 
 import msgspec
 import torch
+from torch import nn
 
 from midwatch.checkpoint import SaveEvent
 from midwatch.config import GuardsConfig
@@ -20,16 +21,17 @@ from midwatch.pulse import Flag
 from midwatch.train.acting import Acting
 from midwatch.train.agreement import Agreed, Exchange
 from midwatch.train.around import Around
+from midwatch.train.batches import Batches
 from midwatch.train.inspecting import Inspector
+from midwatch.train.peers import data_peers
 from midwatch.train.rates import without_effect
 from midwatch.train.readings import OnTheWay, Readings, Watch
 
 _log = logging.getLogger(__name__)
 
 _NOTHING = Flag(0)
-_Batches = tuple[int, int] | None
-"""The first and the last batch of a step."""
-_Due = tuple[int, OnTheWay, _Batches]
+_Due = tuple[int, OnTheWay, dict[str, float]]
+"""A step, its numbers, and what its batches come to."""
 
 
 class Guarding:
@@ -45,7 +47,8 @@ class Guarding:
         self._acting = Acting(config, around)
         self._readings = Readings(watch)
         self._exchange = Exchange(around.group, watch)
-        self._batches: _Batches = None
+        self.batches = Batches(config.data)
+        """What the script reads; state of its own in each checkpoint."""
         self._place: dict[str, int | None] = {}
         """In the data, of the step that was judged last."""
         self._is_lagging = False
@@ -62,9 +65,9 @@ class Guarding:
         """Numbers given to ``run.log``, as the recording keeps them."""
         self._readings.add(values)
 
-    def at(self, position: int) -> None:
-        """The batch that is trained on now, counted from 0 in the data."""
-        self._batches = (position if self._batches is None else self._batches[0], position)
+    def read(self, where: object, source: str | Sequence[str], tokens: Any, epoch: SupportsIndex | None) -> None:
+        """The batch that is trained on now; raises as ``Run.batch``."""
+        self.batches.add(where, source, tokens, epoch)
 
     def skips(self, position: int) -> bool:
         """Whether this batch was taken out of the training."""
@@ -114,6 +117,10 @@ class Guarding:
             self.begin(start, is_resumed=False, tracked=tracked.values())
         self.decided.lower(tracked.values())
         self._inspector.attach(tracked)
+        if not self._exchange.is_wide and self._around.group.world_size > 1:
+            self.batches.meet(
+                data_peers((one for one in tracked.values() if isinstance(one, nn.Module)), self._around.group.rank)
+            )
 
     def stepping(self, step: int) -> None:
         """This step begins."""
@@ -131,8 +138,7 @@ class Guarding:
         """
         self._compare()
         self._readings.put(self._inspector.measured(step))
-        due: _Due | None = (step, self._readings.take(step), self._batches)
-        self._batches = None
+        due: _Due | None = (step, self._readings.take(step), self.batches.take())
         if self._is_lagging or self._exchange.is_wide:
             self._acting.unjudged(step)
         if self._is_lagging:
@@ -140,9 +146,9 @@ class Guarding:
         if due is not None:
             self._begin(*due)
 
-    def _begin(self, step: int, mine: OnTheWay, batches: _Batches) -> None:
+    def _begin(self, step: int, mine: OnTheWay, read: dict[str, float]) -> None:
         self._judge_sent()  # with very many ranks: the step before
-        numbers = _with(mine.numbers(), batches)
+        numbers = {**mine.numbers(), **read}
         if not self._exchange.is_wide:
             # One exchange for both: what it costs is its waiting, however much it brings.
             numbers["asked"] = float(self._around.signals.take())
@@ -171,7 +177,7 @@ class Guarding:
         self._readings.add(values)
         numbers = self._readings.take().numbers()
         numbers |= self._inspector.early(numbers)
-        self._exchange.begin(step, _with(numbers, self._batches), self._now_us(), is_early=True)
+        self._exchange.begin(step, {**numbers, **self.batches.positions}, self._now_us(), is_early=True)
         agreed = self._exchange.finish()
         assert agreed is not None, "begun just now, so it comes out here"
         return self._judge(agreed)
@@ -212,6 +218,8 @@ class Guarding:
 
     def _judge(self, agreed: Agreed) -> Judgement:
         sample = self._inspector.completed(agreed.step, agreed.sample(), agreed.found, agreed.by_rank)
+        if sample.source_z is not None:
+            sample = msgspec.structs.replace(sample, source=self.batches.source)
         judgement = self._guards.observe(sample)
         self._tell(judgement, agreed)
         self._mind_skipping(agreed)
@@ -264,9 +272,3 @@ class Guarding:
             error = without_effect(self.rates)
             self._around.say("error", f"[{error.code}] {error.message}. {error.hint}")
             self._around.record("guard.rates_not_lowered", step, factor=self.rates.factor)
-
-
-def _with(numbers: dict[str, float], batches: _Batches) -> dict[str, float]:
-    if batches is None:
-        return numbers
-    return {**numbers, "first_position": float(batches[0]), "position": float(batches[1])}

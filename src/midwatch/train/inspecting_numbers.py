@@ -1,4 +1,4 @@
-"""From what each rank measured on its model to the numbers that guards judge and the journal keeps."""
+"""From what each rank measured, on its model and batches, to the numbers that guards judge and the journal keeps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Final
 import msgspec
 
 from midwatch.guards import Sample
+from midwatch.train.batch_numbers import READ, TOGETHER
+from midwatch.train.batch_numbers import made_of as made_of_batches
 
 GRADIENT: Final = "gradient_ok"
 """1 where this rank's own gradients were finite, before any reduction; NaN where not."""
 INSPECTED: Final = (GRADIENT, "update_sq", "weight_sq", "unchanged", "with_gradient")
 """Measured by each rank on what it holds; the mean over the ranks counts. Scripts cannot log by these names."""
-MADE: Final = ("update_ratio", "param_norm", "unchanged_share")
+MADE: Final = ("update_ratio", "param_norm", "unchanged_share", *READ, TOGETHER)
 
 
 class Evidence:
@@ -23,11 +25,15 @@ class Evidence:
     def __init__(self) -> None:
         self._by_script: set[str] = set()
 
-    def complete(self, found: dict[str, float]) -> None:
+    def complete(self, found: dict[str, float], prints: Mapping[int, float] | None = None) -> None:
         """Add ``MADE`` to a step's numbers; what the script logs by one of these names is taken as it is, from then on:
-        two ways of measuring must not be mixed in one series."""
+        two ways of measuring must not be mixed in one series.
+
+        Args:
+            prints: Of the rows, by rank, where they were compared.
+        """
         self._by_script.update(name for name in MADE if name in found)
-        made = _made_of(found)
+        made = _made_of(found) | made_of_batches(found, prints or {})
         found.update({name: value for name, value in made.items() if name not in self._by_script})
 
 

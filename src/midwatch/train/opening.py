@@ -54,6 +54,7 @@ def open_guards(
     inspector = Inspector(config.guards.inspect, session.group, session.recorder)
     guarding = Guarding(config.guards, around, recording, inspector, is_scaling_dynamic=is_scaling_dynamic)
     checkpointer.keep("guards", guarding)
+    checkpointer.keep("batches", guarding.batches)
     if session.identity.rank == 0:
         _keep_rules(desk, config)
     return guarding

@@ -18,6 +18,7 @@ from midwatch.audit import Journal, journal_name
 from midwatch.config import Config
 from midwatch.guards import Finding
 from midwatch.train.agreement import MOST_NAMED, SPREAD, SUMMED, Agreed
+from midwatch.train.batch_numbers import READ, SHARES
 from midwatch.train.gauges import Gauges
 from midwatch.train.inspecting_numbers import MADE
 from midwatch.train.metrics import MetricLog
@@ -31,7 +32,8 @@ from midwatch.train.waits import DdpTimer, Waits
 _OF_RANKS: Final = ("loss", "grad_norm")
 """Of the script's numbers those that are told as a mean, with the highest and whose it is."""
 _TOLD: Final = (*SUMMED, *MADE)
-_WITH_HIGHEST: Final = frozenset((*_OF_RANKS, *SPREAD))
+_WITH_HIGHEST: Final = frozenset((*_OF_RANKS, *SPREAD, *SHARES))
+_NAMED: Final = {own: name for name, own in READ.items()}
 _COUNTED: Final = {"tokens": "tokens_per_s", "samples": "samples_per_s"}
 """What a script says a step has read on its rank, and the rate that is made of it."""
 
@@ -169,7 +171,7 @@ class Recording:
             told |= {name: found[name] for name in _OF_RANKS if name in found}
             for name, top in highest.items():
                 if name in _WITH_HIGHEST:
-                    told[f"{name}_max"], told[f"{name}_max_rank"] = top
+                    told[f"{_NAMED.get(name, name)}_max"], told[f"{_NAMED.get(name, name)}_max_rank"] = top
             apart = {name: found[name] for name in _OF_RANKS if name in highest}
             self._metrics.note(agreed.step, apart, is_better=True)
         self._metrics.note(agreed.step, told)

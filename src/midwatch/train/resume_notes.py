@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -116,15 +117,24 @@ def _listed(files: Sequence[str]) -> str:
     return ", ".join(files[:_NAMED]) + (f" and {len(files) - _NAMED} more" if len(files) > _NAMED else "")
 
 
-def resumed_line(point: ResumePoint, config_hash: str) -> str:
-    """What an attempt goes on from, for every rank's log."""
+def begun_line(
+    recorder: Recorder, point: ResumePoint | None, config_hash: str, run_dir: Path, passed_over: Sequence[str]
+) -> str:
+    """Record what an attempt begins from; returns it as a line for every rank's log."""
+    if point is None:
+        recorder.record("run.started_fresh", config_hash=config_hash, passed_over=list(passed_over))
+        return f"fresh start, config {config_hash} (run folder {run_dir})"
+    recorder.record("run.resumed", **_resumed_facts(point, config_hash))
+    return _resumed_line(point, config_hash)
+
+
+def _resumed_line(point: ResumePoint, config_hash: str) -> str:
     text = f"resumed from step {point.step}, config {config_hash} (checkpoint {point.name}, "
     text += f"digest {point.digest[:16]}, tier {point.tier}; restored: {', '.join(point.restored) or 'nothing'}"
     return text + (f"; not in it: {', '.join(point.missing)}" if point.missing else "") + ")"
 
 
-def resumed_facts(point: ResumePoint, config_hash: str) -> dict[str, Any]:
-    """The same for the ledger."""
+def _resumed_facts(point: ResumePoint, config_hash: str) -> dict[str, Any]:
     return {
         "step": point.step,
         "name": point.name,
@@ -135,6 +145,12 @@ def resumed_facts(point: ResumePoint, config_hash: str) -> dict[str, Any]:
         "restored": list(point.restored),
         "missing": list(point.missing),
     }
+
+
+def nothing_left_line(start: int, total: int, run_dir: Path) -> str:
+    """Why an attempt ends at once."""
+    line = f"nothing left to train: the next step is {start}, and the script asks for {total} in all"
+    return f"{line} (for another run, another run.dir; it is {run_dir})"
 
 
 def set_aside_lines(point: ResumePoint | None, passed_over: Sequence[str]) -> list[str]:

@@ -15,13 +15,11 @@ Works with a supervisor (``midwatch run``), under torchrun and on a laptop.
 from __future__ import annotations
 
 import atexit
-import contextlib
-import operator
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal, NoReturn, SupportsIndex, cast
+from typing import Any, Literal, NoReturn, SupportsIndex
 
 import msgspec
 
@@ -40,7 +38,7 @@ from midwatch.train.imports import note_imports
 from midwatch.train.metrics import save_numbers
 from midwatch.train.opening import Opened, open_guards
 from midwatch.train.recording import Recording
-from midwatch.train.resume_notes import resumed_facts, resumed_line, set_aside_lines
+from midwatch.train.resume_notes import begun_line, nothing_left_line, set_aside_lines
 from midwatch.train.session import Declared, open_session, refuse_if_vanished
 from midwatch.train.settings import fix_paths
 from midwatch.train.signals import Signals
@@ -137,18 +135,12 @@ class Run:
         point = checkpointer.resume(mode, path, accept=accept, before_step=before_step)
         self.resumed = point
         mine = session.identity.config_hash
-        if point is None:
-            if mode == "auto":
-                refuse_if_vanished(session, self._paths)
-            line = f"fresh start, config {mine} (run folder {self._paths.run_dir})"
-            session.recorder.record("run.started_fresh", config_hash=mine, passed_over=list(checkpointer.passed_over))
-        else:
-            line = resumed_line(point, mine)
-            session.recorder.record("run.resumed", **resumed_facts(point, mine))
+        if point is None and mode == "auto":
+            refuse_if_vanished(session, self._paths)
+        line = begun_line(session.recorder, point, mine, self._paths.run_dir, checkpointer.passed_over)
         print(f"[midwatch rank {session.identity.rank}] {line}", flush=True)
         if session.identity.rank == 0:
-            self._say(set_aside_lines(point, checkpointer.passed_over))
-            self._say(self._code.compare(point))
+            self._say([*set_aside_lines(point, checkpointer.passed_over), *self._code.compare(point)])
         self._pulse.resumed(point.step if point else None, point.digest[:16] if point else "", mine)
         start = point.step + 1 if point else 0
         self._guarding.begin(start, is_resumed=point is not None, tracked=self._tracked.values())
@@ -177,9 +169,7 @@ class Run:
             if exit_code is not None:
                 self._leave(exit_code, CRASH_FLUSH_S)
         if start >= total and session.identity.rank == 0:
-            line = f"nothing left to train: the next step is {start}, and the script asks for {total} in all"
-            line += f" (for another run, another run.dir; it is {self._paths.run_dir})"
-            print(f"[midwatch rank 0] {line}", flush=True)
+            self._say([nothing_left_line(start, total, self._paths.run_dir)])
         collectives = Collectives(self._pulse, session.group.process_groups)
         if start < total:
             with self.phase("checkpoint_save"):
@@ -259,17 +249,29 @@ class Run:
         """Name long work that is not a step (``eval``, ``compile``, ``custom:NAME``), so that it does not look hung."""
         return self._phases.phase(name)
 
-    def batch(self, where: object, *, source: str = "") -> None:
-        """Say what this rank reads now; the report of a failure names it.
+    def batch(
+        self,
+        where: object,
+        *,
+        source: str | Sequence[str] = "",
+        tokens: Any = None,
+        epoch: SupportsIndex | None = None,
+    ) -> None:
+        """Say what this rank reads now, in the loop: the report of a failure names it, and the guards look at it.
 
         Args:
             where: Ids of the samples, an index, an offset: whatever finds the batch again. Only its text is kept. A
                 whole number is also the position that a decision to leave data out speaks of.
-            source: Which file or dataset.
+            source: Which file or dataset, or which for each row.
+            tokens: The rows on the CPU, whole numbers of shape (rows, length), or a sequence of rows. None is kept.
+            epoch: Which pass through the data this is. A row that comes again in another one is not read twice.
+
+        Raises:
+            TypeError: ``tokens`` are something else, or on a device: give them before they are copied there.
+            ValueError: ``source`` names another number of sources than there are rows.
         """
-        self._pulse.position(f"{source} {where}".strip())
-        with contextlib.suppress(TypeError):
-            self._guarding.at(operator.index(cast("SupportsIndex", where)))
+        self._pulse.position(f"{source if isinstance(source, str) else ''} {where}".strip())
+        self._guarding.read(where, source, tokens, epoch)
 
     def save_now(self) -> None:
         """Ask for a save; any one rank may. It happens on all ranks after the same step, within two steps."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, SupportsIndex
 
 from midwatch.checkpoint import SaveEvent
 from midwatch.core import NullRecorder, Recorder
@@ -31,7 +31,7 @@ class NoGuards:
     def add(self, values: Mapping[str, Any]) -> None:
         pass
 
-    def at(self, position: int) -> None:
+    def read(self, where: object, source: str | Sequence[str], tokens: Any, epoch: SupportsIndex | None) -> None:
         pass
 
     def skips(self, position: int) -> bool:

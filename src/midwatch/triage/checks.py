@@ -39,7 +39,9 @@ class _Question(msgspec.Struct, frozen=True):
 
 QUESTIONS: Final = (
     _Question("data", "rows read before, or twice in a batch", ("seen_share", "repeated_share"), ("data_repeated",)),
-    _Question("data", "the tokens' distribution", ("token_entropy",), ("data_changed",), 200),
+    _Question("data", "the tokens' distribution", ("token_entropy", "token_distance"), ("data_changed",), 200),
+    _Question("data", "the shares of the sources", ("source_z",), ("data_off_mix",)),
+    _Question("data", "ranks read different rows", ("same_rows_ranks",), ("data_shared",)),
     _Question("code", "learning rate against the plan", ("lr",), ("lr_off_plan",)),
     _Question("code", "size of the update", ("update_ratio",), ("update_jump",), 24),
     _Question("code", "norm of the weights from step to step", ("param_norm",), ("weights_jump",), 24),

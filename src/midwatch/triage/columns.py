@@ -42,6 +42,9 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "seen_share": ("seen_before", "seen_share"),
     "repeated_share": ("rep_frac", "repeated_share"),
     "token_entropy": ("tok_entropy", "token_entropy"),
+    "token_distance": ("token_distance",),
+    "same_rows_ranks": ("same_rows_ranks",),
+    "source_z": ("source_z",),
 }
 """What -> names, the most telling first, as they are spelled after ``_plain``."""
 

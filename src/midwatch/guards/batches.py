@@ -21,6 +21,8 @@ SEEN_SHARE: Final = 0.25
 REPEATED_SHARE: Final = 0.10
 ENTROPY_FLOOR: Final = 0.01
 """Of the log entropy."""
+LEAST_BITS: Final = 0.01
+"""One token all over has none."""
 DISTANCE_FLOOR: Final = 0.02
 """Of the log distance."""
 MIX_Z: Final = 5.0
@@ -33,7 +35,7 @@ class BatchGuard:
 
     def __init__(self) -> None:
         self._entropy = ShiftGuard(ENTROPY_FLOOR)
-        self._distance = ShiftGuard(DISTANCE_FLOOR, sides=(1,))
+        self._distance = ShiftGuard(DISTANCE_FLOOR, sides=(1,), is_one_enough=False)
         self._seen = _ShareGuard("seen_share", SEEN_SHARE, "was read before: a loader that went back, or another epoch")
         self._repeated = _ShareGuard("repeated_share", REPEATED_SHARE, "are the same rows")
         self._changed = Episode(QUIET_AFTER)
@@ -57,9 +59,9 @@ class BatchGuard:
         return self._repeated.judge(step, share, of_rank or {})
 
     def judge_entropy(self, step: int, bits: float) -> Finding | None:
-        """Take one positive, finite entropy."""
+        """Take one finite entropy that is not negative."""
         self._changed.passed()
-        z = self._entropy.judge(math.log(bits))
+        z = self._entropy.judge(math.log(max(LEAST_BITS, bits)))
         if z is None or not self._changed.is_news("note"):
             return None
         low, high = unlog(self._entropy.low), unlog(self._entropy.high)
@@ -122,6 +124,7 @@ class BatchGuard:
         entropy = self._entropy.state_dict()
         return {
             "entropy": entropy["trend"],
+            "distances": entropy["distances"],
             "sums": entropy["sums"],
             "scores": entropy["scores"],
             "distance": self._distance.state_dict(),
@@ -136,7 +139,7 @@ class BatchGuard:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """One from before distances, sources and ranks were looked at has nothing of them."""
-        self._entropy.load_state_dict({name: state[name] for name in ("sums", "scores")} | {"trend": state["entropy"]})
+        self._entropy.load_state_dict({**state, "trend": state["entropy"]})
         self._seen.load_state_dict(state["seen"])
         self._repeated.load_state_dict(state["repeated"])
         self._changed.load_state_dict(state["changed"])

@@ -178,7 +178,7 @@ class Guards:
             found.append(batches.judge_seen(step, sample.seen_share, sample.rank_seen))
         if _is_finite(sample.repeated_share) and self._is_new("repeated_share"):
             found.append(batches.judge_repeated(step, sample.repeated_share, sample.rank_repeated))
-        if _is_usable(sample.token_entropy) and self._is_new("token_entropy"):
+        if _is_finite(sample.token_entropy) and sample.token_entropy >= 0 and self._is_new("token_entropy"):
             found.append(batches.judge_entropy(step, sample.token_entropy))
         if _is_usable(sample.token_distance) and self._is_new("token_distance"):
             found.append(batches.judge_distance(step, sample.token_distance))

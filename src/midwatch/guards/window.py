@@ -31,6 +31,10 @@ class RollingMedian:
     def is_full(self) -> bool:
         return len(self.values) == self.size
 
+    def quantile(self, share: float) -> float:
+        """The value that this share of them does not exceed; there must be one."""
+        return self._ordered[min(len(self._ordered) - 1, int(share * len(self._ordered)))]
+
     @property
     def median(self) -> float:
         return middle(self._ordered)

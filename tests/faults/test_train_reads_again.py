@@ -48,14 +48,14 @@ def train(rank: int, world_size: int, run_dir: str, steps: int, how: dict[str, A
     torch.manual_seed(0)
     config: dict[str, Any] = {
         "run": {"dir": run_dir, "log_every": 1},
-        "checkpoint": {"interval": 10},
-        "guards": {"action": "warn"},
+        "checkpoint": {"interval": 10, "async_save": False},
+        "guards": {"action": "warn", "inspect": {"updates": False}},
     }
     run = midwatch.attach(config)
     model: Any = torch.nn.Linear(16, 1)
     if how.get("is_averaged"):
         model = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-12)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     stride = how.get("stride", world_size)
     loader = Loader(rank if stride > 1 else 0, stride, forgets=how.get("forgets", False))
     run.track(model=model, optimizer=optimizer, data=loader)

@@ -32,6 +32,12 @@ ODD = st.fixed_dictionaries(
         "repeated_share": ANY,
         "seen_share": ANY,
         "token_entropy": ANY,
+        "token_distance": ANY,
+        "rank_seen": RANKED,
+        "rank_repeated": RANKED,
+        "same_rows_ranks": ANY,
+        "same_rows": st.lists(st.integers(0, 3), max_size=3, unique=True).map(tuple),
+        "source_z": ANY,
     },
 )
 PLAN = ScheduleConfig(kind="cosine", peak_lr=1e-3, warmup_steps=10, total_steps=600, floor_ratio=0.1)
@@ -47,6 +53,7 @@ def ordinary(step: int) -> dict[str, Any]:
         "param_norm": 20 + step * 0.01,
         "update_ratio": 0.003 * wave,
         "token_entropy": 4.5 * wave,
+        "token_distance": 0.2 * wave,
         "rank_losses": {0: 2.0 * wave, 1: 2.0 / wave},
         "checksums": {0: "a", 1: "a"},
     }

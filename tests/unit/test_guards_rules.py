@@ -402,6 +402,64 @@ def test_what_the_loader_says_is_noted() -> None:
     ]
 
 
+def noted(samples: list[dict[str, Any]]) -> list[tuple[int, str, tuple[int, ...]]]:
+    """(step, kind, ranks) of what is found in some steps, which start at 0."""
+    guards = Guards()
+    found = [one for step, more in enumerate(samples) for one in guards.observe(Sample(step=step, **more)).findings]
+    assert {one.tier for one in found} <= {"note"}
+    return [(one.step, one.kind, one.ranks) for one in found]
+
+
+def test_one_rank_that_reads_again_is_named_when_it_goes_on_to() -> None:
+    calm = {"seen_share": 0.0}
+    odd = {"seen_share": 0.02, "rank_seen": {5: 1.0}}
+    other = {"seen_share": 0.02, "rank_seen": {6: 0.5}}
+    assert noted([calm, odd, calm, odd, calm, odd, odd]) == [(5, "data_repeated", (5,))]
+    assert noted([odd, other, calm, calm, odd, other, calm, calm]) == []
+    assert noted([{"repeated_share": 0.01, "rank_repeated": {2: 0.2}}] * 4) == [(2, "data_repeated", (2,))]
+    assert noted([{"seen_share": 0.5, "rank_seen": {1: 1.0}}] * 4) == [(0, "data_repeated", ())]
+
+
+def test_ranks_that_read_the_same_are_named_the_second_time_in_a_row() -> None:
+    alike = {"same_rows_ranks": 2.0, "same_rows": (1, 3)}
+    none = {"same_rows_ranks": 0.0}
+    assert noted([none, alike, none, alike, none]) == []
+    assert noted([alike, {"same_rows_ranks": 2.0, "same_rows": (0, 2)}, none]) == []
+    assert noted([alike, {"same_rows_ranks": 4.0, "same_rows": (0, 1, 2, 3)}, alike]) == [(1, "data_shared", (1, 3))]
+    assert noted([{"same_rows_ranks": 2.0}] * 3) == [(1, "data_shared", ())], "of a curve only the number is known"
+
+
+def test_sources_without_their_shares_are_noted_once() -> None:
+    off = {"source_z": 5.5, "source": "'code' is 3% of what was read lately"}
+    assert noted([{"source_z": 4.9}, off, off]) == [(1, "data_off_mix", ())]
+
+
+def test_a_batch_of_one_token_has_no_entropy_and_is_noted() -> None:
+    steps = [{"token_entropy": 8.0 + 0.1 * math.sin(step)} for step in range(300)]
+    assert noted([*steps, {"token_entropy": 0.0}]) == [(300, "data_changed", ())]
+
+
+def test_a_state_from_before_distances_were_kept_goes_on() -> None:
+    def feed(guards: Guards, steps: range) -> list[Any]:
+        found: list[Any] = []
+        for step in steps:
+            bits = 2.0 if step == 450 else 4.5 + 0.1 * math.sin(step * 1.7)
+            found += guards.observe(Sample(step=step, token_entropy=bits, seen_share=0.3)).findings
+        return kinds(found)
+
+    guards = Guards()
+    assert feed(guards, range(300)) == [("data_repeated", "note", 0)]
+    state = guards.state_dict()
+    old = state["parts"]["batches"]
+    for name in ("distance", "distances", "apart", "shared", "off_mix", "sharing"):
+        del old[name]
+    for name in ("seen", "repeated"):
+        del old[name]["lately"]
+    again = Guards()
+    again.load_state_dict(state)
+    assert feed(again, range(300, 500)) == [("data_changed", "note", 450)]
+
+
 def test_a_sample_is_made_of_what_a_script_logs() -> None:
     logged = {
         "loss": 2,

@@ -7,7 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from midwatch.core import GuardError  # noqa: E402
-from midwatch.train.agreement import NAMES, Agreed, _from_sums, _summands  # noqa: E402
+from midwatch.train.agreement import _COMPARED, NAMES, Agreed, _from_sums, _summands  # noqa: E402
+from midwatch.train.batch_numbers import READ  # noqa: E402
+from midwatch.train.highest import keys_of, of_keys  # noqa: E402
+from midwatch.train.inspecting_numbers import Evidence  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -26,6 +29,22 @@ def test_ranks_at_one_place_agree(place: float) -> None:
     assert agreed.found["loss"] == 2.0
     assert agreed.found["place"] % 2 == place % 2
     assert (agreed.first_position, agreed.position) == (7, 9)
+
+
+def test_of_very_many_ranks_the_one_with_most_rows_read_before_is_known() -> None:
+    own = READ["seen_share"]
+    rows, numbers = (
+        torch.zeros(len(NAMES), 4, dtype=torch.float64),
+        [{own: 0.75 if rank == 70 else 0.0} for rank in range(100)],
+    )
+    for rank, mine in enumerate(numbers):
+        rows += _summands({**mine, "place": 3.0}, rank)
+    keys = torch.stack([keys_of([mine.get(name) for name in _COMPARED], rank) for rank, mine in enumerate(numbers)])
+    agreed = _from_sums(5, rows.tolist(), dict(zip(_COMPARED, of_keys(keys.amax(dim=0)), strict=True)))
+    Evidence().complete(agreed.found)
+    sample = agreed.sample()
+    assert (sample.seen_share, sample.rank_repeated) == (pytest.approx(0.0075), None)
+    assert sample.rank_seen == {70: pytest.approx(0.75)}
 
 
 @pytest.mark.parametrize("odd", [0, 57, 99])

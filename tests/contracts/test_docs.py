@@ -118,7 +118,8 @@ def _keys(kind: type[msgspec.Struct] = Config, prefix: str = "") -> Iterator[tup
         if isinstance(leaf.type, type) and issubclass(leaf.type, msgspec.Struct):
             yield from _keys(leaf.type, f"{prefix}{leaf.name}.")
         elif prefix:
-            yield f"{prefix}{leaf.name}", leaf.default
+            is_made = leaf.default_factory is not msgspec.NODEFAULT
+            yield f"{prefix}{leaf.name}", leaf.default_factory() if is_made else leaf.default
 
 
 @pytest.mark.parametrize(("key", "default"), list(_keys()))

@@ -16,7 +16,7 @@ from token_streams import VOCABULARY, Documents, batches  # noqa: E402
 from midwatch.checkpoint import values  # noqa: E402
 from midwatch.config import DataConfig, GuardsConfig, ScheduleConfig  # noqa: E402
 from midwatch.guards import Finding, Guards, Sample  # noqa: E402
-from midwatch.train.batch_numbers import PRINT, made_of, same_rows  # noqa: E402
+from midwatch.train.batch_numbers import ROWS_HASH, made_of, same_rows  # noqa: E402
 from midwatch.train.batches import Batches  # noqa: E402
 from midwatch.train.row_memory import RowMemory  # noqa: E402
 from midwatch.train.sources import ARMED, LATELY, Sources  # noqa: E402
@@ -266,21 +266,21 @@ def test_tokens_of_any_size_and_sign_are_counted() -> None:
 # --- ranks ---------------------------------------------------------------------------------------------------------
 
 
-def printed(batch: Any, peers: list[int]) -> float | None:
+def hashed(batch: Any, peers: list[int]) -> float | None:
     reader = Reader()
     reader.batches.meet(peers)
     reader.batches.add(0, "", batch, None)
-    return reader.batches.take().get(PRINT)
+    return reader.batches.take().get(ROWS_HASH)
 
 
 def test_only_peers_that_read_the_same_rows_have_the_same_fingerprint() -> None:
-    mine = printed(rows(1, 2, 3), [0, 1])
-    assert mine == printed(rows(3, 1, 2), [1, 0])
+    mine = hashed(rows(1, 2, 3), [0, 1])
+    assert mine == hashed(rows(3, 1, 2), [1, 0])
     assert mine is not None
     assert float(int(mine)) == mine
-    assert mine != printed(rows(1, 2, 4), [0, 1])
-    assert mine != printed(rows(1, 2, 3), [0, 2]), "of the other ranks that it shares a batch with on purpose"
-    assert printed(rows(1, 2, 3), []) is printed(rows(1, 2, 3), [4]) is None
+    assert mine != hashed(rows(1, 2, 4), [0, 1])
+    assert mine != hashed(rows(1, 2, 3), [0, 2]), "of the other ranks that it shares a batch with on purpose"
+    assert hashed(rows(1, 2, 3), []) is hashed(rows(1, 2, 3), [4]) is None
     assert same_rows({0: 5.0, 1: 6.0, 2: 5.0, 3: 7.0}) == (0, 2)
     assert same_rows({0: 5.0, 1: 6.0}) == ()
 
@@ -346,6 +346,16 @@ def test_shards_that_are_read_one_after_another_are_no_mix() -> None:
     assert highest < 5
 
 
+def test_names_of_files_are_no_sources_and_take_no_memory() -> None:
+    for mix in ({}, {"web": 1.0}):
+        sources = Sources(mix)
+        highest = [
+            sum(sources.take().values()) for number in range(20_000) if sources.add(f"{number}.jsonl", 8) is None
+        ]
+        assert len(sources.state_dict()["lately"]["by_source"]) <= 65
+        assert (max(highest) > 5) == bool(mix), "the mix has 'web', and it is never read"
+
+
 def test_sources_and_rows_must_be_as_many() -> None:
     with pytest.raises(ValueError, match="2 sources for 3 rows"):
         Reader().read(rows(1, 2, 3), source=["a", "b"])
@@ -355,7 +365,7 @@ def test_a_finding_names_the_source() -> None:
     reader = Reader(mix={"web": 0.9, "code": 0.1})
     found = [one for step in range(300) for one in reader.judge(rows(8 * step, 8 * step + 4), source=["web", "code"])]
     assert [one.kind for one in found if one.kind == "data_off_mix"] == ["data_off_mix"]
-    assert "'code' is 50.0% of what was read lately, and 10.0% was meant" in str(found)
+    assert "'web' is 50.0% of what was read lately, and 90.0% was meant" in str(found)
 
 
 def test_another_declared_mix_begins_anew() -> None:

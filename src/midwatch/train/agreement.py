@@ -13,7 +13,7 @@ import torch
 from midwatch.checkpoint import ControlGroup
 from midwatch.core import GuardError
 from midwatch.guards import NUMBERS, Finding, Sample
-from midwatch.train.batch_numbers import PRINT, READ, SHARES, same_rows
+from midwatch.train.batch_numbers import READ, ROWS_HASH, SHARES, same_rows
 from midwatch.train.gauges import LR_NAMES
 from midwatch.train.highest import Highest, keys_of, of_keys, of_values
 from midwatch.train.inspecting_numbers import GRADIENT, INSPECTED, Evidence
@@ -23,7 +23,7 @@ SUMMED: Final = ("tokens_per_s", "samples_per_s")
 SPREAD: Final = ("own_s", "data_wait_s", "memory_rss_bytes", "cuda_peak_bytes")
 """Measured by midwatch on each rank, for its records alone: the highest counts, and whose it is."""
 _PLACED: Final = ("first_position", "position", "now_us", "asked", "place")
-NAMES: Final = (*LOGGED, *SUMMED, *SPREAD, *INSPECTED, *READ.values(), PRINT, *_PLACED)
+NAMES: Final = (*LOGGED, *SUMMED, *SPREAD, *INSPECTED, *READ.values(), ROWS_HASH, *_PLACED)
 RANKS_AT_ONCE: Final = 64
 """Up to so many ranks the numbers of each are exchanged at every step. Beyond, a sum over all and a maximum are begun
 at one step and looked at one step later: a ring through thousands of ranks takes longer than anybody would wait."""
@@ -47,7 +47,7 @@ class Agreed:
 
     Attributes:
         found: Means, sums, or the number itself where all have the same.
-        by_rank: Of ``MEANT`` and the own gradients, where ranks differ, as far as known; and the fingerprints of rows.
+        by_rank: Of ``MEANT`` and the own gradients, where ranks differ, as far as known; and the hashes of rows.
         highest: Of the same, of ``SPREAD``, and of the shares of rows where ranks differ.
         asked: Bits that any rank had in ``asked``; not with very many ranks.
     """
@@ -82,7 +82,7 @@ class Agreed:
             rank_norms=self.by_rank.get("grad_norm"),
             rank_seen=self._highest(READ["seen_share"]),
             rank_repeated=self._highest(READ["repeated_share"]),
-            same_rows=same_rows(self.by_rank.get(PRINT, {})),
+            same_rows=same_rows(self.by_rank.get(ROWS_HASH, {})),
             **known,
         )
 
@@ -144,7 +144,7 @@ class Exchange:
         if flight is None:
             return None
         agreed = flight.land()
-        self._evidence.complete(agreed.found, agreed.by_rank.get(PRINT))
+        self._evidence.complete(agreed.found, agreed.by_rank.get(ROWS_HASH))
         self._watch.agreed(agreed)
         return agreed
 
@@ -212,7 +212,7 @@ def _from_rows(step: int, rows: list[list[float]]) -> Agreed:
     highest: dict[str, Highest] = {}
     for name, place in _named(known[0] if is_known_alike else reduce(or_, known)):
         who = range(ranks) if is_known_alike else [rank for rank in range(ranks) if known[rank] & _BITS[name]]
-        if name == PRINT:
+        if name == ROWS_HASH:
             by_rank[name] = {rank: rows[rank][place] for rank in who}
             continue
         if name not in _JOINED:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-PRINT: Final = "rows_print"
-"""A fingerprint of all rows that this rank read in the step, as a whole number of up to 52 bits; equal only for ranks
+ROWS_HASH: Final = "rows_hash"
+"""A hash of all rows that this rank read in the step, as a whole number of up to 52 bits; equal only for ranks
 that should read other rows than each other and did not."""
 READ: Final = {
     "seen_share": "own_seen_share",
@@ -23,13 +23,13 @@ SHARES: Final = (READ["seen_share"], READ["repeated_share"])
 TOGETHER: Final = "same_rows_ranks"
 
 
-def same_rows(prints: Mapping[int, float]) -> tuple[int, ...]:
+def same_rows(hashes: Mapping[int, float]) -> tuple[int, ...]:
     """The ranks whose rows another one has as well, in order."""
-    times = Counter(prints.values())
-    return tuple(sorted(rank for rank, one in prints.items() if times[one] > 1)) if len(times) < len(prints) else ()
+    times = Counter(hashes.values())
+    return tuple(sorted(rank for rank, one in hashes.items() if times[one] > 1)) if len(times) < len(hashes) else ()
 
 
-def made_of(found: Mapping[str, float], prints: Mapping[int, float]) -> dict[str, float]:
+def made_of(found: Mapping[str, float], hashes: Mapping[int, float]) -> dict[str, float]:
     """The numbers of a step by their names in the journal."""
     made = {name: round(found[own], 6) for name, own in READ.items() if own in found}
-    return {**made, TOGETHER: float(len(same_rows(prints)))} if prints else made
+    return {**made, TOGETHER: float(len(same_rows(hashes)))} if hashes else made

@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from midwatch.config import DataConfig
-from midwatch.train.batch_numbers import PRINT, READ
+from midwatch.train.batch_numbers import READ, ROWS_HASH
 from midwatch.train.row_memory import RowMemory
 from midwatch.train.sources import Sources
 from midwatch.train.token_histogram import Counts, TokenHistogram, counted
@@ -28,7 +28,7 @@ from midwatch.train.token_rows import rows_of
 
 _SEEDS: Final = 2**64 - 1
 _EXACT: Final = 64 - 52
-"""Bits of a fingerprint that a number that travels cannot hold."""
+"""Bits of a hash that a number that travels cannot hold."""
 
 
 class Batches:
@@ -40,7 +40,7 @@ class Batches:
         self._sources = Sources(config.mix)
         self._peers = 0
         self._positions: tuple[int, int] | None = None
-        self._prints: list[int] = []
+        self._hashes: list[int] = []
         self._counts: Counts | None = None
 
     def meet(self, peers: Collection[int]) -> None:
@@ -61,7 +61,7 @@ class Batches:
             return
         # In another epoch a row is another one: it may come again there, and once more only by a fault.
         seed = operator.index(epoch) & _SEEDS if epoch is not None else 0
-        self._prints += [xxhash.xxh3_64_intdigest(row.data, seed) or 1 for row in rows]
+        self._hashes += [xxhash.xxh3_64_intdigest(row.data, seed) or 1 for row in rows]
         counts = counted(rows.flat)
         self._counts = counts if self._counts is None else self._counts + counts
 
@@ -80,19 +80,19 @@ class Batches:
             entropy, distance = self._tokens.take(self._counts)
             found |= {READ["token_entropy"]: entropy}
             found |= {} if distance is None else {READ["token_distance"]: distance}
-            found |= self._of_rows(self._prints)
-            self._counts, self._prints = None, []
+            found |= self._of_rows(self._hashes)
+            self._counts, self._hashes = None, []
         return found
 
-    def _of_rows(self, prints: list[int]) -> dict[str, float]:
-        times = Counter(prints)
+    def _of_rows(self, hashes: list[int]) -> dict[str, float]:
+        times = Counter(hashes)
         known = self._rows.take(times)
         seen = sum(times[one] for one in known)
-        repeated = sum(count for count in times.values() if count > 1) if len(times) < len(prints) else 0
-        found = {READ["seen_share"]: seen / len(prints), READ["repeated_share"]: repeated / len(prints)}
+        repeated = sum(count for count in times.values() if count > 1) if len(times) < len(hashes) else 0
+        found = {READ["seen_share"]: seen / len(hashes), READ["repeated_share"]: repeated / len(hashes)}
         if self._peers:
-            together = np.array(sorted(prints), np.uint64)
-            found[PRINT] = float(xxhash.xxh3_64_intdigest(together.data, self._peers) >> _EXACT)
+            together = np.array(sorted(hashes), np.uint64)
+            found[ROWS_HASH] = float(xxhash.xxh3_64_intdigest(together.data, self._peers) >> _EXACT)
         return found
 
     @property

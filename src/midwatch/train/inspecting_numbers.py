@@ -25,15 +25,15 @@ class Evidence:
     def __init__(self) -> None:
         self._by_script: set[str] = set()
 
-    def complete(self, found: dict[str, float], prints: Mapping[int, float] | None = None) -> None:
+    def complete(self, found: dict[str, float], hashes: Mapping[int, float] | None = None) -> None:
         """Add ``MADE`` to a step's numbers; what the script logs by one of these names is taken as it is, from then on:
         two ways of measuring must not be mixed in one series.
 
         Args:
-            prints: Of the rows, by rank, where they were compared.
+            hashes: Of the rows, by rank, where they were compared.
         """
         self._by_script.update(name for name in MADE if name in found)
-        made = _made_of(found) | made_of_batches(found, prints or {})
+        made = _made_of(found) | made_of_batches(found, hashes or {})
         found.update({name: value for name, value in made.items() if name not in self._by_script})
 
 

@@ -1,8 +1,8 @@
-"""Which rows this rank has read before, by their fingerprints, in bounded memory.
+"""Which rows this rank has read before, by their hashes, in bounded memory.
 
 A table of buckets of eight places. The first row of a bucket stays for good; the others make room for newer ones, the
 oldest first. So the newest rows are known, and with them the very first ones, however long a run is: a loader that
-begins again reads just those. A fingerprint has 64 bits, is kept whole and compared with eight others: that a new row
+begins again reads just those. A hash has 64 bits, is kept whole and compared with eight others: that a new row
 is taken for an old one happens once in 2**61 rows.
 
 The table grows by four until it has its full size, so that a short run saves little.
@@ -22,7 +22,7 @@ WAYS: Final = 8
 FIRST_BUCKETS: Final = 512
 GROWTH: Final = 4
 
-_Prints = NDArray[np.uint64]
+_Hashes = NDArray[np.uint64]
 
 
 class RowMemory:
@@ -38,32 +38,32 @@ class RowMemory:
         self._forget()
 
     def _forget(self) -> None:
-        self._places: _Prints = np.zeros((FIRST_BUCKETS, WAYS), np.uint64)
-        """A fingerprint each; 0 for none."""
+        self._places: _Hashes = np.zeros((FIRST_BUCKETS, WAYS), np.uint64)
+        """A hash each; 0 for none."""
         self._next = np.zeros(FIRST_BUCKETS, np.uint8)
         """The place in each bucket that its next row gets."""
         self._count = 0
 
-    def take(self, prints: Collection[int]) -> set[int]:
+    def take(self, hashes: Collection[int]) -> set[int]:
         """Remember rows.
 
         Args:
-            prints: Fingerprints, 1 to 2**64 - 1, each once.
+            hashes: Hashes, 1 to 2**64 - 1, each once.
 
         Returns:
             Those that were known.
         """
-        asked = np.fromiter(prints, np.uint64, len(prints))
+        asked = np.fromiter(hashes, np.uint64, len(hashes))
         buckets = asked & np.uint64(len(self._places) - 1)
         is_known = (self._places[buckets] == asked[:, None]).any(axis=1)
         known = set(asked[is_known].tolist()) if is_known.any() else set[int]()
-        if not self._most or len(known) == len(prints):
+        if not self._most or len(known) == len(hashes):
             return known
-        self._count += len(prints) - len(known)
+        self._count += len(hashes) - len(known)
         while self._count > self._places.size // 2 and self._places.size < self._most:
             self._grow()
         last = len(self._places) - 1
-        for one in prints:
+        for one in hashes:
             if one not in known:
                 bucket = one & last
                 way = int(self._next[bucket])

@@ -26,6 +26,8 @@ RAREST: Final = 1e-4
 """The share that a source which a mix lacks is taken to have: a single row of it is no finding."""
 MOST_SOURCES: Final = 64
 """Without a declared mix. More are names of files, and nobody means them to have shares."""
+OTHERS: Final = ""
+"""All together that a declared mix lacks; they may be many."""
 
 
 class _Faded(msgspec.Struct):
@@ -80,6 +82,8 @@ class Sources:
         self._drawn: dict[str, int] = {}
         self._changes = 0
         self._last = ""
+        self._other = ""
+        """The last one that the mix lacks."""
         self._is_off = False
         self.farthest = ""
 
@@ -102,6 +106,8 @@ class Sources:
             self._draw(str(one))
 
     def _draw(self, source: str) -> None:
+        if self._mix and source not in self._mix:
+            source, self._other = OTHERS, source
         self._drawn[source] = self._drawn.get(source, 0) + 1
         self._changes += source != self._last
         self._last = source
@@ -117,28 +123,29 @@ class Sources:
             self._is_off = len(self._usual.by_source) > MOST_SOURCES
             if self._is_off or self._usual.draws < ARMED:
                 return {}
-        source, z = max(((name, self._z(name)) for name in self._names()), key=lambda one: abs(one[1]))
+        draws = self._draws()
+        z, source = max((self._z(name, draws), name) for name in {*self._lately.by_source, *self._mix})
         share, wanted = self._lately.share(source), self._wanted(source)
-        self.farthest = f"{source[:80]!r} is {share:.1%} of what was read lately, and {wanted:.1%} was "
+        name = repr((source or self._other)[:80])
+        self.farthest = f"{name} is {share:.1%} of what was read lately, and {wanted:.1%} was "
         self.farthest += "meant" if self._mix else "usual"
-        return {READ["source_z"]: abs(z)}
-
-    def _names(self) -> set[str]:
-        return {*self._lately.by_source, *self._mix}
+        return {READ["source_z"]: z}
 
     def _wanted(self, source: str) -> float:
         return self._mix.get(source, 0.0) if self._mix else self._usual.share(source)
 
-    def _z(self, source: str) -> float:
-        lately, wanted = self._lately, min(1 - RAREST, max(RAREST, self._wanted(source)))
-        share = lately.share(source)
+    def _draws(self) -> float:
+        """How many independent ones the share of lately rests on."""
+        lately = self._lately
         draws = lately.independent
         if self._mix:
-            draws = max(draws, lately.draws * lately.draws / lately.squares / LONGEST_TURN)
-        elif draws:
-            draws = 1 / (1 / draws + 1 / max(draws, self._usual.independent))
+            return max(draws, lately.draws * lately.draws / lately.squares / LONGEST_TURN)
+        return 1 / (1 / draws + 1 / max(draws, self._usual.independent)) if draws else 0.0
+
+    def _z(self, source: str, draws: float) -> float:
+        share, wanted = self._lately.share(source), min(1 - RAREST, max(RAREST, self._wanted(source)))
         deviance = _part(share, wanted) + _part(1 - share, 1 - wanted)
-        return math.copysign(math.sqrt(max(0.0, 2 * draws * deviance)), share - wanted)
+        return math.sqrt(max(0.0, 2 * draws * deviance))
 
     def state_dict(self) -> dict[str, Any]:
         if not self._lately.draws:

@@ -55,6 +55,9 @@ def samples(steps: int, ranks: int) -> list[Sample]:
                 token_entropy=4.5 + 0.1 * source.random(),
                 seen_share=0.0,
                 repeated_share=0.0,
+                token_distance=0.2 + 0.01 * source.random(),
+                same_rows_ranks=0.0,
+                source_z=2 * source.random(),
             )
         )
     return made

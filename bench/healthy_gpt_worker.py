@@ -10,7 +10,6 @@ import math
 import os
 import signal
 import sys
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -78,33 +77,6 @@ class Case:
         }
 
 
-class Rows:
-    """The rows that were read so far, by a check sum: what a loader that begins again would read once more."""
-
-    def __init__(self) -> None:
-        self._known: set[int] = set()
-
-    def shares(self, rows: torch.Tensor) -> tuple[float, float]:
-        """Of a batch: rows that an earlier step had, and rows that it has more than once."""
-        sums = [zlib.crc32(row.to(torch.uint8).numpy().tobytes()) for row in rows]
-        seen = sum(one in self._known for one in sums) / len(sums)
-        twice = sum(sums.count(one) > 1 for one in sums) / len(sums)
-        self._known.update(sums)
-        return seen, twice
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"known": torch.tensor(sorted(self._known), dtype=torch.int64)}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self._known = set(state["known"].tolist())
-
-
-def entropy_bits(tokens: torch.Tensor) -> float:
-    shares = torch.bincount(tokens.flatten(), minlength=256).double() / tokens.numel()
-    shares = shares[shares > 0]
-    return float(-(shares * shares.log2()).sum())
-
-
 def norm_of(tensors: list[torch.Tensor]) -> float:
     return float(torch.stack([tensor.detach().norm() for tensor in tensors]).norm())
 
@@ -136,11 +108,10 @@ def train(case: Case) -> None:
             # Gradients as fp16 holds them, so that a scale that is too high overflows.
             parameter.register_hook(lambda gradient: gradient.half().to(gradient.dtype))
     loader = ShuffledWindows(read_text(), gpt.config.context, case.batch, case.seed, rank, world)
-    rows = Rows()
 
     run = midwatch.attach(case.settings(), params={"seed": case.seed, "precision": case.precision})
     extra = {"scaler": scaler} if scaler.is_enabled() else {}
-    run.track(model=model, optimizer=optimizer, scheduler=scheduler, data=loader, rows=rows, **extra)
+    run.track(model=model, optimizer=optimizer, scheduler=scheduler, data=loader, **extra)
     start = run.resume(path=case.resume_from or None, accept="the healthy beginning" if case.resume_from else "")
     sickness = Sickness(case.sick, case.event, rank)
     if case.sick:
@@ -151,8 +122,8 @@ def train(case: Case) -> None:
         if step == case.kill_at and os.environ.get("MIDWATCH_ATTEMPT") == "1":
             os.kill(os.getpid(), signal.SIGKILL)
         inputs, targets = sickness.batch(step, *loader.next_batch())
-        seen, twice = rows.shares(inputs)
-        facts: dict[str, Any] = {"seen_share": seen, "repeated_share": twice, "token_entropy": entropy_bits(inputs)}
+        run.batch(step, tokens=inputs, epoch=loader.epoch)
+        facts: dict[str, Any] = {}
         with cast:
             loss = sickness.loss(step, model(inputs, targets))
         optimizer.zero_grad()

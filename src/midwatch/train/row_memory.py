@@ -5,7 +5,7 @@ oldest first. So the newest rows are known, and with them the very first ones, h
 begins again reads just those. A hash has 64 bits, is kept whole and compared with eight others: that a new row
 is taken for an old one happens once in 2**61 rows.
 
-The table grows by four until it has its full size, so that a short run saves little.
+The table grows by sixteen until it has its full size, so that a short run saves little.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 WAYS: Final = 8
 """Places of a bucket: when half of all places are filled, one row in a hundred finds none."""
 FIRST_BUCKETS: Final = 512
-GROWTH: Final = 4
+GROWTH: Final = 16
+"""So large a step that a run sees two: a checkpoint that grows takes staging memory anew."""
 
 _Hashes = NDArray[np.uint64]
 
@@ -29,7 +30,7 @@ class RowMemory:
     """The rows of one rank, as far as they are remembered.
 
     Args:
-        most: Rows that there is room for, rounded up to 4096 times a power of four. Of the newest half as many nine in
+        most: Rows that there is room for, rounded up to 4096, 16 times that, and so on. Of the newest half as many nine in
             ten are known at least, and so are the very first ones, up to an eighth. 0: none is remembered.
     """
 
@@ -72,7 +73,7 @@ class RowMemory:
         return known
 
     def _grow(self) -> None:
-        """What was in one bucket is spread over four, in the same order."""
+        """What was in one bucket is spread over several, in the same order."""
         old, buckets = self._places, len(self._places)
         bits = np.uint64(buckets.bit_length() - 1)
         self._places = np.zeros((GROWTH * buckets, WAYS), np.uint64)

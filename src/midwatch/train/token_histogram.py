@@ -41,7 +41,7 @@ class TokenHistogram:
             Their entropy, and the Jensen-Shannon distance of their histogram from the mean of those before: the root
             of the divergence, 0 to 1. Both in bits. None for the first step.
         """
-        shares = (counts / counts.sum()).astype(np.float32)
+        shares = counts.astype(np.float32) / np.float32(counts.sum())
         entropy = _entropy(shares)
         if self._mean is None:
             self._mean, self._steps = shares, 1

@@ -30,8 +30,8 @@ class RowMemory:
     """The rows of one rank, as far as they are remembered.
 
     Args:
-        most: Rows that there is room for, rounded up to 4096, 16 times that, and so on. Of the newest half as many nine in
-            ten are known at least, and so are the very first ones, up to an eighth. 0: none is remembered.
+        most: Rows that there is room for, rounded up to 4096, 16 times that, and so on. Of the newest half as many nine
+            in ten are known at least, and so are the very first ones, up to an eighth. 0: none is remembered.
     """
 
     def __init__(self, most: int) -> None:

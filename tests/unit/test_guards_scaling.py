@@ -93,6 +93,17 @@ def test_an_honest_search_is_no_fault(system: str, logged: str) -> None:
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
+def test_of_many_honest_starts_none_is_a_fault(system: str) -> None:
+    source, longest = random.Random(11), 0
+    for _ in range(100):
+        training = Training(Scaler(**SYSTEMS[system]), "scale norm skipped")
+        levels = gradients(source, source.uniform(-6, 8), 200)
+        assert not [one for largest in levels for one in training.run(largest)]
+        longest = max(longest, training.guards.state_dict()["parts"]["finite"]["search"]["left_out"])
+    assert 5 < longest < 60
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("logged", [words for words in LOGGED if words != "scale"])
 @pytest.mark.parametrize("at", [0, 5, 30, 120, 400])
 def test_gradients_that_are_never_finite_again_trip(system: str, logged: str, at: int) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 ENDS_AFTER: Final = 10
-"""Steps in a row with none left out. Were the first step that is made the end, one in twenty honest searches would be
-called a fault, where the largest gradients of two batches differ by a factor of two."""
+"""Steps in a row with none left out. The first step that is made is not the end: where the largest gradients of two
+batches differ by a factor of two, the next ones are left out again."""
 MOST_LEFT_OUT: Final = 64
-"""32 halvings, two overflows for each. Of 15,000 made-up honest searches the longest left out 30."""
+"""32 halvings, two overflows for each. Honest ones come to half of it: they end far above 1."""
 MOST_UNMOVED: Final = 10
 """Of them in a row with the scale where it was: it is at its minimum, and that is not where the trouble lies."""
 

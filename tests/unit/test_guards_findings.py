@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
@@ -108,6 +109,7 @@ RUNS: dict[str, Iterable[dict[str, Any]]] = {
     "a batch": [{"step": step, "token_entropy": 6.5 if step == 450 else 4.5 * wave(step)} for step in range(460)],
     "batches": [{"step": step, "token_entropy": 4.5 * wave(step) + (0.15 if step > 450 else 0)} for step in range(500)],
 }
+RUNS_OF_A_RANK = list(ranks(500, 5, 1.2))
 PLAN = ScheduleConfig(kind="constant", peak_lr=1e-3, warmup_steps=1, total_steps=10_000)
 
 
@@ -166,3 +168,21 @@ def test_a_rank_that_was_apart_all_the_64_steps_is_told_by_how_much() -> None:
     (apart,) = found
     assert apart.value == pytest.approx(2.4, rel=0.01)
     assert "+20" in apart.text or "+19" in apart.text
+
+
+def test_the_shift_of_a_rank_is_the_same_over_a_save_and_from_a_state_that_did_not_keep_it() -> None:
+    whole, again, old = Guards(), Guards(), Guards()
+    found: dict[str, list[Finding]] = {"whole": [], "again": [], "old": []}
+    for values in RUNS_OF_A_RANK:
+        if values["step"] == 310:
+            state = json.loads(json.dumps(whole.state_dict()))
+            again.load_state_dict(state)
+            del state["parts"]["losses"]["true"]
+            old.load_state_dict(state)
+        sample = Sample(step=values["step"], rank_losses=values["rank_losses"])
+        found["whole"] += whole.observe(sample).findings
+        if values["step"] >= 310:
+            found["again"] += again.observe(sample).findings
+            found["old"] += old.observe(sample).findings
+    assert found["again"] == found["whole"]
+    assert [one.ranks for one in found["old"]] == [(5,)]

@@ -135,7 +135,12 @@ class RankGuard:
     def state_dict(self) -> dict[str, Any]:
         return {
             "ranks": [[rank, one.count, one.base, list(one.lately), one.is_told] for rank, one in self._ranks.items()],
-            "true": [[one.true_base, list(one.true_lately)] for one in self._ranks.values()],
+            # Of few: a distance that is not judged in full is rare.
+            "true": [
+                [rank, one.true_base, list(one.true_lately)]
+                for rank, one in self._ranks.items()
+                if (one.true_base, one.true_lately) != (one.base, one.lately)
+            ],
             "typical": list(self._typical.values),
             "waiting": [[list(pair) for pair in row.items()] for row in self._waiting],
         }
@@ -149,8 +154,10 @@ class RankGuard:
             one.count, one.base, one.is_told = count, base, is_told
             one.lately.extend(lately)
             one.true_base, one.true_lately = one.base, one.lately.copy()
-        for one, (base, lately) in zip(self._ranks.values(), state.get("true", ()), strict=False):
-            one.true_base, one.true_lately = base, deque(lately, maxlen=LATELY // BLOCK)
+        for rank, base, lately in state.get("true", ()):
+            if rank in self._ranks:
+                one = self._ranks[rank]
+                one.true_base, one.true_lately = base, deque(lately, maxlen=LATELY // BLOCK)
         self._waiting = [dict(row) for row in waiting or ()]
         self._typical = RollingMedian(SCALE_WINDOW, state["typical"])
 

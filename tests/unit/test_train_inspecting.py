@@ -269,7 +269,8 @@ def test_a_step_that_the_script_leaves_out_is_no_fault(loops: Callable[..., Loop
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     loop = loops(model=model, optimizer=optimizer)
     sample = loop.run(lambda: (model(torch.full((2, 40), math.inf)).sum()).backward())
-    assert (sample.rank_norms, sample.grad_norm, sample.update_ratio) == (None, None, None)
+    assert (sample.rank_norms, sample.is_skipped, sample.update_ratio) == (None, True, None)
+    assert Guards().observe(sample).ok
     optimizer.zero_grad()
     assert loop.run(trainer(model, optimizer)).update_ratio is not None, "made up for at the next step"
 

@@ -20,12 +20,12 @@ ENTROPY_FLOOR: Final = 0.01
 """Of the log entropy."""
 ENTROPY_Z: Final = 8.0
 SHIFT_Z: Final = 6.0
+"""Three in five on the same side; source code and prose take turns, so a single batch must be farther out."""
 CUSUM_DRIFT: Final = 1.0
 CUSUM_LIMIT: Final = 20.0
 """A lasting shift adds up: each score beyond the drift, until so much has come together."""
 MOST: Final = 4.0
 """No single batch counts for more in the sum."""
-"""Three in five on the same side; source code and prose take turns, so a single batch must be farther out."""
 QUIET_AFTER: Final = 50
 
 
@@ -67,8 +67,10 @@ class BatchGuard:
             self._scores.append(z)
             side = 1 if z > 0 else -1
             several = sum(score * side > SHIFT_Z for score in self._scores) >= 3 and abs(z) > SHIFT_Z
-            if (self._has_shifted(z) or several or abs(z) > ENTROPY_Z) and self._changed.is_news("note"):
-                finding = self._shifted(step, bits, z)
+            has_shifted = self._has_shifted(z)
+            if (has_shifted or several or abs(z) > ENTROPY_Z) and self._changed.is_news("note"):
+                limit = ENTROPY_Z if abs(z) > ENTROPY_Z else SHIFT_Z if several else CUSUM_DRIFT
+                finding = self._shifted(step, bits, z, limit)
         self._entropy.learn(value, z)
         return finding
 
@@ -80,9 +82,10 @@ class BatchGuard:
         self._sums = [0.0, 0.0]
         return True
 
-    def _shifted(self, step: int, bits: float, z: float) -> Finding:
-        expected, width = self._entropy.expect(), SHIFT_Z * self._entropy.scale
+    def _shifted(self, step: int, bits: float, z: float, limit: float) -> Finding:
+        expected, width = self._entropy.expect(), limit * self._entropy.scale
         low, high = unlog(expected - width), unlog(expected + width)
+        how = ", as those before it for long" if limit == CUSUM_DRIFT else ""
         return Finding(
             step=step,
             kind="data_changed",
@@ -92,7 +95,8 @@ class BatchGuard:
             low=low,
             high=high,
             z=z,
-            text=f"the batch's tokens have {bits:.3g} bits of entropy instead of {low:.3g} to {high:.3g} (z {z:.1f})",
+            text=f"the batch's tokens have {bits:.3g} bits of entropy instead of {low:.3g} to {high:.3g}{how} "
+            f"(z {z:.1f})",
         )
 
     def state_dict(self) -> dict[str, Any]:

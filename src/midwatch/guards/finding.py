@@ -66,7 +66,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     metric: str
     value: float | None = None
     low: float | None = None
-    """The band that was expected; None where it is open."""
+    """The band that was expected of ``value``, in its unit; None where it is open. What lies on the edge of it, or
+    beyond, was found. Which rules have one: docs/explanation/guards.md."""
     high: float | None = None
     z: float | None = None
     """How far outside, in robust standard deviations of what came before; None for rules that are exact."""

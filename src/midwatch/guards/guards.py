@@ -111,6 +111,8 @@ class Guards:
         """
         self._resume.resumed(self._spikes.trend)
         self._updates.resumed(step)
+        self._finite.resumed()
+        self._scaling.resumed()
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -148,9 +150,12 @@ class Guards:
         if sample.lr is not None and self._schedule is not None and self._is_new("lr"):
             found.append(self._schedule.judge(sample.step, sample.lr))
             is_outlier = self._schedule.is_outlier and "lr_off_plan" not in self._off
-        if _is_usable(sample.loss_scale) and self._is_new("loss_scale"):
-            is_past_start = sample.step >= self._start
-            found.append(self._scaling.judge(sample.step, sample.loss_scale, is_past_start=is_past_start))
+        if sample.loss_scale is not None and self._is_new("loss_scale"):
+            is_past_start, is_searching = sample.step >= self._start, self._finite.is_searching
+            scaling = self._scaling
+            found.append(
+                scaling.judge(sample.step, sample.loss_scale, is_searching=is_searching, is_past_start=is_past_start)
+            )
         return is_outlier
 
     def _take_updates(self, sample: Sample, found: list[Finding | None]) -> None:

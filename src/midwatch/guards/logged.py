@@ -30,7 +30,7 @@ def sample_of(step: int, values: Mapping[str, Any]) -> Sample:
 
     Args:
         values: As given to ``run.log``, on the host: plain numbers, no tensors. ``skipped`` says that the optimizer
-            left the step out.
+            left the step out, where it is 1; more is no word on one step.
     """
     known: dict[str, Any] = {name: float(values[name]) for name in NUMBERS if _is_number(values.get(name))}
     lr = values.get("lr")
@@ -38,7 +38,7 @@ def sample_of(step: int, values: Mapping[str, Any]) -> Sample:
         known["lr"] = float(cast("float", lr))
     elif isinstance(lr, (list, tuple)) and lr and all(map(_is_number, cast("list[Any]", lr))):
         known["lr"] = tuple(float(rate) for rate in cast("list[float]", lr))
-    return Sample(step=step, is_skipped=bool(values.get("skipped", False)), **known)
+    return Sample(step=step, is_skipped=values.get("skipped") == 1, **known)
 
 
 def _is_number(value: object) -> bool:

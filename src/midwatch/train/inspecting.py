@@ -21,7 +21,7 @@ from midwatch.config import InspectConfig
 from midwatch.core import Recorder
 from midwatch.guards import Sample
 from midwatch.train.inspecting_gradients import Gradients
-from midwatch.train.inspecting_numbers import GRADIENT, is_gradient_bad, with_bad_gradient
+from midwatch.train.inspecting_numbers import GRADIENT, LEFT_OUT, is_gradient_bad, with_bad_gradient
 from midwatch.train.inspecting_quietly import Quietly
 from midwatch.train.inspecting_replicas import OnTheWay, Replicas, Split
 from midwatch.train.inspecting_updates import Updates
@@ -109,16 +109,17 @@ class Inspector:
         """The step is done: numbers on the device, by the names of ``INSPECTED``."""
         self._updates.close()
         found: dict[str, Any] = dict(self._of_updates.do(self._updates.take, step) or {})
-        verdict = self._of_gradients.do(self._verdict)
-        return found if verdict is None else {**found, GRADIENT: verdict}
+        return found | (self._of_gradients.do(self._verdict) or {})
 
-    def _verdict(self) -> torch.Tensor | None:
+    def _verdict(self) -> dict[str, torch.Tensor]:
         """On this step's gradients. A step that was left out, by a loss scale or by the script itself, did no harm."""
         verdict = self._gradients.take()
-        if verdict is None or not self._updates.is_stepped:
-            return None
+        if verdict is None:
+            return {}
+        if not self._updates.is_stepped:
+            return {LEFT_OUT: verdict}
         left_out = self._updates.left_out()
-        return verdict if left_out is None else torch.where(left_out.to(verdict.device), 1.0, verdict)
+        return {GRADIENT: verdict if left_out is None else torch.where(left_out.to(verdict.device), 1.0, verdict)}
 
     def completed(self, step: int, sample: Sample, found: Mapping[str, float], by_rank: Mapping[str, Any]) -> Sample:
         """A sample of all ranks' numbers, with the ranks and the tensor where a gradient was not finite.

@@ -12,7 +12,9 @@ from midwatch.guards import Sample
 
 GRADIENT: Final = "gradient_ok"
 """1 where this rank's own gradients were finite, before any reduction; NaN where not."""
-INSPECTED: Final = (GRADIENT, "update_sq", "weight_sq", "unchanged", "with_gradient")
+LEFT_OUT: Final = "left_out_ok"
+"""Likewise, where no optimizer made a step with them."""
+INSPECTED: Final = (GRADIENT, LEFT_OUT, "update_sq", "weight_sq", "unchanged", "with_gradient")
 """Measured by each rank on what it holds; the mean over the ranks counts. Scripts cannot log by these names."""
 MADE: Final = ("update_ratio", "param_norm", "unchanged_share")
 

@@ -56,7 +56,7 @@ def ranks(steps: int, sick: int, factor: float) -> Iterator[dict[str, Any]]:
     for step in range(steps):
         losses = {rank: 2.0 * (1 + source.gauss(0, 0.01)) for rank in range(8)}
         losses[sick] *= factor if step >= 300 else 1.0
-        yield {"step": step, "rank_losses": losses, "rank_norms": dict(losses)}
+        yield {"step": step, "rank_losses": losses, "rank_norms": dict(losses), "rank_gradients": dict(losses)}
 
 
 def wave(step: int) -> float:

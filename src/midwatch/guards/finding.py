@@ -43,6 +43,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     rank_losses: Mapping[int, float] | None = None
     """Local values, before the reduction."""
     rank_norms: Mapping[int, float] | None = None
+    rank_gradients: Mapping[int, float] | None = None
+    """Norms of the ranks' own gradients, which no reduction has mixed yet. Only of ranks that hold the same
+    parameters; a loss scale that all have alike does not matter."""
     checksums: Mapping[int, str] | None = None
     """Of the parameters, of ranks that should hold the same ones."""
     are_replicas_certain: bool = True

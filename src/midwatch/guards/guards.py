@@ -71,6 +71,7 @@ class Guards:
         self._resume = ResumeTest()
         self._losses = RankGuard("loss")
         self._rank_norms = RankGuard("grad_norm")
+        self._rank_gradients = RankGuard("own_grad_norm")
         self._replicas = ReplicaGuard()
         self._batches = BatchGuard()
 
@@ -173,6 +174,8 @@ class Guards:
             found += self._losses.judge(sample.step, sample.rank_losses)
         if sample.rank_norms and self._is_new("rank_norms"):
             found += self._rank_norms.judge(sample.step, sample.rank_norms)
+        if sample.rank_gradients and self._is_new("rank_gradients"):
+            found += self._rank_gradients.judge(sample.step, sample.rank_gradients)
         if sample.checksums and self._is_new("checksums"):
             is_certain, place = sample.are_replicas_certain, sample.place
             found.append(self._replicas.judge(sample.step, sample.checksums, is_certain=is_certain, place=place))
@@ -201,6 +204,7 @@ class Guards:
             "resume": self._resume,
             "losses": self._losses,
             "rank_norms": self._rank_norms,
+            "rank_gradients": self._rank_gradients,
             "replicas": self._replicas,
             "batches": self._batches,
         }

@@ -74,7 +74,7 @@ class Agreed:
             rates = [found[name] for name in LR_NAMES if name in found]
             known["lr"] = rates[0] if len(rates) == 1 else tuple(rates)
         is_skipped = found.get("skipped") == 1.0
-        if math.isnan(found.get(LEFT_OUT, 1.0)) and math.isfinite(found.get("loss", 0.0)):
+        if not math.isfinite(found.get(LEFT_OUT, 1.0)) and math.isfinite(found.get("loss", 0.0)):
             # An overflow, and no step: whoever scales the loss, and whether or not the scale can go down any further.
             # A loss that is not finite is a fault with or without a step.
             is_skipped, known["grad_norm"] = True, math.nan

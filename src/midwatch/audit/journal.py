@@ -58,6 +58,34 @@ class Start(NamedTuple):
     """The file that was imported; empty for what midwatch recorded itself."""
 
 
+class Begun(NamedTuple):
+    """Where the loop of an attempt began, or began again: what was before it, from this step on, is rolled back."""
+
+    attempt: int
+    start: int
+    ts_ns: int
+    """Wall clock of the first record behind it; 0 where there is none, or it tells none."""
+    first_step: int | None
+    """Of that record."""
+
+
+class Branches(NamedTuple):
+    """What the journals of a run come to."""
+
+    records: list[dict[str, Any]]
+    """The steps that count, in order, each with its ``attempt``; several of one step add to each other."""
+    begun: list[Begun]
+    """In order."""
+
+    def is_rolled_back(self, attempt: int, step: int, ts_ns: int) -> bool:
+        """Whether what an attempt did in a step, at that time, was taken back later."""
+        return any(
+            one.start <= step
+            and (one.attempt > attempt or (one.attempt == attempt and ts_ns < one.ts_ns and step != one.first_step))
+            for one in self.begun
+        )
+
+
 class Journal:
     """One open journal. Not thread-safe: the training loop is its only writer."""
 
@@ -182,9 +210,16 @@ def read_journal(paths: Iterable[Path]) -> list[dict[str, Any]]:
     Raises:
         OSError: A journal cannot be read. MetricsError: MT101 one is of a later schema.
     """
+    return read_branches(paths).records
+
+
+def read_branches(paths: Iterable[Path]) -> Branches:
+    """As ``read_journal``, and where the attempts began."""
     kept: list[dict[str, Any]] = []
+    begun: list[Begun] = []
     for path in sorted(paths, key=_attempt_of):
-        is_stated = False
+        attempt = _attempt_of(path)
+        is_stated = is_new = False
         for record in _records(path):
             step = record.get("step")
             start = record.get("start")
@@ -192,13 +227,19 @@ def read_journal(paths: Iterable[Path]) -> list[dict[str, Any]]:
                 _refuse_later(record, path)
                 if isinstance(start, int):
                     _drop_from(kept, start)
-                    is_stated = True
+                    begun.append(Begun(attempt, start, 0, None))
+                    is_stated = is_new = True
                 continue
             if isinstance(step, int) and not is_stated:
                 _drop_from(kept, step)
-                is_stated = True
-            kept.append({"attempt": _attempt_of(path), **record})
-    return kept
+                begun.append(Begun(attempt, step, 0, None))
+                is_stated = is_new = True
+            if isinstance(step, int) and is_new:
+                ts_ns = record.get("ts_ns")
+                begun[-1] = begun[-1]._replace(ts_ns=ts_ns if isinstance(ts_ns, int) else 0, first_step=step)
+                is_new = False
+            kept.append({"attempt": attempt, **record})
+    return Branches(kept, begun)
 
 
 def _drop_from(kept: list[dict[str, Any]], step: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -213,14 +214,18 @@ def read_journal(paths: Iterable[Path]) -> list[dict[str, Any]]:
     return read_branches(paths).records
 
 
-def read_branches(paths: Iterable[Path]) -> Branches:
-    """As ``read_journal``, and where the attempts began."""
+def read_branches(paths: Iterable[Path], most_bytes: int | None = None) -> Branches:
+    """As ``read_journal``, and where the attempts began.
+
+    Args:
+        most_bytes: Of a file that is longer, its first line and so much of its end.
+    """
     kept: list[dict[str, Any]] = []
     begun: list[Begun] = []
     for path in sorted(paths, key=_attempt_of):
         attempt = _attempt_of(path)
         is_stated = is_new = False
-        for record in _records(path):
+        for record in _records(path, most_bytes):
             step = record.get("step")
             start = record.get("start")
             if "step" not in record:
@@ -252,13 +257,20 @@ def _attempt_of(path: Path) -> int:
     return int(match[1]) if match else 0
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
+def _records(path: Path, most_bytes: int | None) -> Iterator[dict[str, Any]]:
+    for raw in _lines(path, most_bytes):
+        try:
+            record = msgspec.json.decode(raw, type=dict[str, Any])
+        except UNREADABLE:
+            continue
+        yield {key: _NUMBERS.get(value, value) if isinstance(value, str) else value for key, value in record.items()}
+
+
+def _lines(path: Path, most_bytes: int | None) -> Iterator[bytes]:
     with path.open("rb") as file:
-        for raw in file:
-            try:
-                record = msgspec.json.decode(raw, type=dict[str, Any])
-            except UNREADABLE:
-                continue
-            yield {
-                key: _NUMBERS.get(value, value) if isinstance(value, str) else value for key, value in record.items()
-            }
+        size = os.fstat(file.fileno()).st_size
+        if most_bytes is not None and size > most_bytes:
+            yield file.readline(most_bytes)
+            file.seek(size - most_bytes)
+            file.readline(most_bytes)  # in the middle of a line, or it goes with the one before
+        yield from file

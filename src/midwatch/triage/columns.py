@@ -35,7 +35,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
     by_rank: dict[str, tuple[tuple[int, int], ...]]
     """What -> pairs of rank and index."""
     rates: tuple[tuple[int, int], ...]
-    """Of the learning rates, pairs of parameter group and index."""
+    """Pairs of parameter group and index, where learning rates name their groups."""
     passed_over: tuple[str, ...]
     """Columns that have the same name as one that is judged, such as those of other runs."""
 
@@ -61,6 +61,8 @@ def find_columns(table: Table) -> Columns:
         at.pop("perplexity", None)
     rates = _rates(plain, table, at.pop("lr", None))
     taken = {index for _, index in rates}
+    if [group for group, _ in rates] == [0]:
+        at["lr"], rates = rates[0][1], ()
     passed_over += [table.names[at] for at, name in enumerate(plain) if at not in taken and rate_name(name)]
     return Columns(at=at, by_rank=_by_rank(plain), rates=rates, passed_over=tuple(passed_over))
 

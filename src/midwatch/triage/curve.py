@@ -4,9 +4,9 @@ a row holds."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from midwatch.audit.importers import Notes, Table, Tell, UnfitFileError, is_missing
 from midwatch.core import TriageError
@@ -107,8 +107,10 @@ class Curve:
         return value
 
 
-def whole_step(values: Mapping[str, Any]) -> dict[str, Any]:
+def whole_step(values: dict[str, Any]) -> dict[str, Any]:
     """All that is told of a step, as ``Sample`` takes it."""
+    if not any(isinstance(value, dict) for value in values.values()):
+        return values
+    rates = {"lr": by_group(values["lr"])} if isinstance(values.get("lr"), dict) else {}
     # One rank alone says no more than the mean does.
-    kept = {name: value for name, value in values.items() if not isinstance(value, dict) or len(cast("Any", value)) > 1}
-    return {**kept, "lr": by_group(values["lr"])} if "lr" in values else kept
+    return {name: value for name, value in values.items() if not isinstance(value, dict) or len(value) > 1} | rates

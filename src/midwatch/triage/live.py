@@ -97,7 +97,7 @@ def _read(path: Path, branches: Branches, live: Live) -> None:
     for line in read_ledger(path):
         if line.seq != expected:
             live.remarks.append(
-                f"lines before the {line.seq + 1}th of {path.name} are damaged (`midwatch ledger verify`)"
+                f"lines before line {line.seq + 1} of {path.name} are damaged (`midwatch ledger verify`)"
             )
         expected = line.seq + 1
         if line.event == "guard.found" and line.step is not None:

@@ -23,7 +23,7 @@ from midwatch.triage.replaying import Replayed
 MOST_STEPS: Final = 5000
 """Half a second's work, and far beyond what any rule looks back to."""
 MOST_BYTES: Final = 64 << 20
-"""Of journals that are read for it, in about a second. What is longer is judged by ``midwatch triage --csv``."""
+"""Of journals that are read for it, in about a second; of a longer one its end."""
 ATTEMPTS: Final = 8
 """The last ones that logged anything: one that was just begun knows too little."""
 _OF_FIRST_RANK: Final = re.compile(r"a(\d{4,9})-r00000\.jsonl")
@@ -36,7 +36,7 @@ def replay_run(run_dir: Path, rules: GuardsConfig | None = None) -> Replayed:
         rules: ``[guards]`` as the run has it.
 
     Raises:
-        TriageError: TR101 there is nothing to judge, or too much to be read in a moment, and nothing was found live.
+        TriageError: TR101 there is nothing to judge, and nothing was found live.
     """
     rules = rules or GuardsConfig()
     folder = run_dir / "metrics"
@@ -91,7 +91,7 @@ def _joined(records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def _branches(folder: Path) -> Branches:
     try:
-        branches = read_branches(_newest(folder))
+        branches = read_branches(_newest(folder), MOST_BYTES)
     except (OSError, MetricsError) as error:
         raise TriageError("TR101", f"{folder}: {error}", path=str(folder)) from error
     if not any(isinstance(record.get("step"), int) for record in branches.records):
@@ -117,10 +117,7 @@ def _newest(folder: Path) -> list[Path]:
     for path in sorted(paths, key=lambda path: int(path.stem.removeprefix("a")), reverse=True):
         size = path.stat().st_size
         left -= size
-        if left < 0 and not found:
-            message = f"{path} is too long to be judged in a moment: `midwatch triage --csv` takes its time"
-            raise TriageError("TR101", message, path=str(path))
-        if left < 0 or len(found) == ATTEMPTS:
+        if (left < 0 and found) or len(found) == ATTEMPTS:
             break
         found += [path] if size else []
     return found[::-1]

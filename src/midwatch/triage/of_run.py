@@ -22,7 +22,7 @@ from midwatch.triage.replaying import Replayed
 
 MOST_STEPS: Final = 5000
 """Half a second's work, and far beyond what any rule looks back to."""
-MOST_BYTES: Final = 64 << 20
+MOST_BYTES: Final = 16 << 20
 """Of journals that are read for it, in about a second; of a longer one its end."""
 ATTEMPTS: Final = 8
 """The last ones that logged anything: one that was just begun knows too little."""

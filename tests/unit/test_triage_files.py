@@ -28,6 +28,7 @@ from midwatch.audit.importers import (
 )
 from midwatch.audit.importers.textfile import TextFile
 from midwatch.core import TriageError
+from midwatch.guards import sample_of
 from midwatch.triage import Replayed, read_facts, replay, report
 
 HEADER = "step,loss,grad_norm"
@@ -603,3 +604,12 @@ def test_any_bytes_are_judged_or_refused(tmp_path_factory: pytest.TempPathFactor
         path.write_bytes(content)
         with contextlib.suppress(TriageError):
             report(replay(path))
+
+
+def test_a_count_of_skipped_steps_says_the_same_in_a_table_as_in_training(judge: Judge) -> None:
+    """Megatron-LM counts those since its last line."""
+    lines = ["step,loss,grad_norm,skipped", *(f"{step},2.0,0.5,0" for step in range(400))]
+    for skipped in (1, 3):
+        lines[301] = f"300,2.0,nan,{skipped}"
+        alarms = [one.step for one in judge("\n".join(lines) + "\n").findings if one.tier != "note"]
+        assert alarms == ([] if sample_of(300, {"skipped": skipped}).is_skipped else [300])

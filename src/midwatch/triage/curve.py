@@ -81,7 +81,7 @@ class Curve:
             if value is not None:
                 values[what] = value
         if "skipped" in values:
-            values["is_skipped"] = values.pop("skipped") > 0
+            values["is_skipped"] = values.pop("skipped") == 1  # more is no word on one step, as in training
         if (perplexity := values.pop("perplexity", None)) is not None:
             values["loss"] = math.log(perplexity) if perplexity > 0 else math.nan
         for what, pairs in (*self.columns.by_rank.items(), ("lr", self.columns.rates)):

@@ -30,8 +30,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Mean over all ranks, in nats."""
     grad_norm: float | None = None
     """Of the whole model, before clipping."""
-    lr: float | tuple[float, ...] | None = None
-    """Of each parameter group, in the optimizer's order."""
+    lr: float | tuple[float | None, ...] | None = None
+    """Of each parameter group, in the optimizer's order; None for one that is not known."""
     loss_scale: float | None = None
     is_skipped: bool = False
     """The optimizer left this step out, as a dynamic loss scale does after an overflow."""

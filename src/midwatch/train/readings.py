@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
-from midwatch.guards import NUMBERS, Finding
-from midwatch.train.gauges import LR_NAMES
+from midwatch.guards import LR_NAMES, NUMBERS, Finding
 from midwatch.train.tensors import Copied, begin_copy, local_part
 
 if TYPE_CHECKING:
@@ -84,11 +83,7 @@ class Readings:
         values, self._values = self._values, {}
         if step is None:
             return OnTheWay(values)
-        measured = self._watch.measured(step)
-        if "lr" in values:
-            # Rates of two moments must not be mixed: each group's ratio to the first one is judged.
-            measured = {name: value for name, value in measured.items() if name not in LR_NAMES}
-        return OnTheWay({**measured, **values}, step, self._watch)
+        return OnTheWay({**self._watch.measured(step), **values}, step, self._watch)
 
 
 class OnTheWay:

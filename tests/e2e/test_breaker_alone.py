@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from breaker_jobs import TORCHRUN, Job
 
 from midwatch.audit import Desk
+from midwatch.checkpoint.manifest import SUSPECT_FILE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.procs, pytest.mark.timeout(600, method="signal")]
 
@@ -19,11 +21,20 @@ import errno
 from midwatch.storage import ops
 
 def observer(operation, path):
-    if "/guards" in path and (out / "full").exists():
+    if WHAT in path and (out / "full").exists():
         raise OSError(errno.ENOSPC, "No space left on device", path)
 
 ops.set_observer(observer)
 """
+
+
+def fill_the_disk(job: Job, what: str) -> Path:
+    """Nothing with these words in its path can be written while the file exists that is returned."""
+    full = job.folder / "full"
+    full.touch()
+    refusing = f"WHAT = {what!r}\n{FULL_DISK}\nrun = midwatch.attach"
+    job.script.write_text(job.script.read_text().replace("run = midwatch.attach", refusing))
+    return full
 
 
 def test_spikes_in_a_row_and_the_last_good_checkpoint_is_kept_meanwhile(jobs: Callable[..., Job]) -> None:
@@ -103,11 +114,7 @@ def test_a_script_that_begins_from_the_start_each_time_stays_paused_as_well(jobs
 
 def test_a_disk_that_is_full_when_the_run_pauses_does_not_keep_people_out(jobs: Callable[..., Job]) -> None:
     job = jobs(factor="0")
-    full = job.folder / "full"
-    full.touch()
-    job.script.write_text(
-        job.script.read_text().replace("run = midwatch.attach", f"{FULL_DISK}\nrun = midwatch.attach")
-    )
+    full = fill_the_disk(job, "/guards")
     (process,) = job.start()
     job.until("run", lambda: any((job.run_dir / "ledger").glob("*.jsonl")))
     job.until("pause", lambda: job.events("breaker.paused"))
@@ -116,3 +123,18 @@ def test_a_disk_that_is_full_when_the_run_pauses_does_not_keep_people_out(jobs: 
     job.until_paused()
     job.decide("go-on")
     assert job.wait(process) == 0, job.story()
+
+
+def test_flags_that_a_killed_process_could_not_set_are_set_at_the_next_start(jobs: Callable[..., Job]) -> None:
+    job = jobs(SPIKE, "3", plan={"total": 230, "is_log_only": True}, checkpoint={"interval": 210, "keep_last": 1})
+    full = fill_the_disk(job, SUSPECT_FILE)
+    (process,) = job.start()
+    job.until_paused()
+    job.until("the save that was under way", lambda: job.checkpoints(suspect=False) == [210])
+    job.end(process, signal.SIGKILL)
+    full.unlink()
+    (process,) = job.start()
+    job.until_paused(2)
+    job.until("flags", lambda: job.checkpoints(suspect=True) == [210])
+    job.decide("stop")
+    assert job.wait(process) == 93, job.story()

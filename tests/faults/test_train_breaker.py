@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from breaker_jobs import SICK, TOTAL, Job, jobs_in
@@ -55,14 +56,28 @@ def test_going_on_trusts_the_checkpoints_again_and_a_second_decision_comes_too_l
     assert shown["breaker"]["trip"]["kind"] == "zero_loss"
     assert shown["evidence"]["incidents"][-1]["kind"] == "zero_loss"
     (desk.folder / "decisions" / "0.json").write_text("{")
+    (desk.folder / "decisions" / "1.json").mkdir()
     by_hand = {"type": "Decision", "now_ns": now_ns, "pause": 1}
+    impossible: list[dict[str, Any]] = [
+        {"act": "explode"},
+        {"act": "lower_lr", "factor": 2.0},
+        {"act": "lower_lr", "factor": "half"},
+        {"act": "skip_range", "first": 9, "last": -(10**30)},
+        {"act": "drop_node", "ranks": []},
+        {"act": "rewind", "pause": 10**30},
+    ]
+    for one in impossible:
+        desk.leave({**by_hand, "by": "eve", **one})
     desk.leave({**by_hand, "act": "go_on", "by": "ada", "reason": "a new mix"})
     desk.leave({**by_hand, "act": "lower_lr", "factor": 0.5, "by": "bob"})
     assert job.wait(process) == 0, job.story()
     (decided,) = job.events("breaker.decided")
     assert (decided["by"], decided["reason"]) == ("ada", "a new mix")
-    stale, late = job.events("breaker.not_decided")
+    stale, *aside, late = job.events("breaker.not_decided")
     assert (stale["act"], stale["why"]) == ("stop", "left for an earlier pause")
+    assert [(one["by"], one["act"]) for one in aside] == [("eve", one["act"]) for one in impossible]
+    assert all(one["why"] for one in aside)
+    assert job.story().count("1.json cannot be read now") == 1
     assert (late["by"], late["act"]) == ("bob", "lower_lr")
     assert "that pause is over" in late["why"]
     assert job.checkpoints(suspect=True) == []

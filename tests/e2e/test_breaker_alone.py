@@ -138,3 +138,32 @@ def test_flags_that_a_killed_process_could_not_set_are_set_at_the_next_start(job
     job.until("flags", lambda: job.checkpoints(suspect=True) == [210])
     job.decide("stop")
     assert job.wait(process) == 93, job.story()
+
+
+def test_a_run_that_is_stopped_on_probation_is_on_probation_when_it_comes_back(jobs: Callable[..., Job]) -> None:
+    job = jobs((25, 33), plan={"is_log_only": True, "stops_at": 28})
+    (process,) = job.start()
+    job.until_paused()
+    job.decide("skip")
+    assert job.wait(process) == 94, job.story()
+    (process,) = job.start()
+    assert job.wait(process) == 75, job.story()
+    assert job.shown()["breaker"]["state"] == "half_open"
+    (process,) = job.start()
+    job.until_paused(2)
+    assert job.steps()[-1][:2] == (32, 33)
+    job.decide("rewind")
+    assert job.wait(process) == 94, job.story()
+    assert [event["before_step"] for event in job.events("breaker.went_back")] == [25 - 8, 32 - 16], "twice as far"
+
+
+def test_ranks_that_log_different_numbers_pause_together(jobs: Callable[..., Job]) -> None:
+    job = jobs(range(25, 40), plan={"rank": 1, "ddp": True, "is_log_only": True}, breaker={"hold_s": 0.6})
+    script = job.script.read_text()
+    numbers = '{"loss": loss} if rank == 0 else {"train_loss": loss, "grad_norm": 1.0}'
+    job.script.write_text(script.replace("run.log(loss=loss)", f"run.log(**({numbers}))"))
+    ranks = job.start(world=2)
+    assert [job.wait(process) for process in ranks] == [93, 93], job.story()
+    assert [len(job.steps(rank)) for rank in range(2)] == [26, 26]
+    (found,) = [one for one in job.events("guard.found") if one["tier"] == "trip"]
+    assert (found["kind"], found["ranks"]) == ("nonfinite", [1]), "though its loss is logged by another name"

@@ -98,6 +98,8 @@ for step in run.steps(start, plan["total"]):
         optimizer.step()
         print(json.dumps([step, data.position, round(optimizer.used, 9)]), file=steps)
     data.position += 1
+    if step == plan["stops_at"]:
+        run.request_stop()
     run.log(loss=loss)
 '''
 
@@ -113,7 +115,8 @@ class Job:
         factor: What the loss is multiplied by there.
         plan: More of it: ``steps`` that are sick wherever the data are, the only ``rank`` or ``node`` that is sick,
             ``total`` steps, a learning ``rate`` that the script sets itself, ``ddp``, arguments of ``resume``;
-            ``is_log_only`` for a script that never calls ``run.guard``, ``is_asked`` for one that ``weights`` asks.
+            ``is_log_only`` for a script that never calls ``run.guard``, ``is_asked`` for one that ``weights`` asks,
+            ``stops_at`` a step where it asks for an end.
         checkpoint: Settings beside the defaults below.
         alerts: Whom to tell; nobody by default.
         guards: As ``checkpoint``.
@@ -135,7 +138,7 @@ class Job:
         self.script = folder / "train.py"
         self.script.write_text(SCRIPT)
         usual = {"steps": [], "rank": None, "node": "", "total": TOTAL, "rate": None, "ddp": False, "resume": {}}
-        usual |= {"is_log_only": False, "is_asked": False}
+        usual |= {"is_log_only": False, "is_asked": False, "stops_at": None}
         self.plan = {"batches": list(batches), "factor": factor, **usual, **(plan or {})}
         self.config = {
             "run": {"dir": str(self.run_dir), "log_every": 1},

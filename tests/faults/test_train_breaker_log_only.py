@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -206,3 +207,14 @@ def test_ids_of_samples_are_no_range_to_walk_through(tmp_path: Path, ids: tuple[
     assert loop.train(with_ids) == 93
     assert loop.made[-1] == SICK
     assert time.monotonic() - began < 60.0
+
+
+def test_a_hold_that_ran_out_while_no_process_was_there_ends_at_the_next_start(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    assert loop.train(logged_after) == 93
+    memory = json.loads((tmp_path / "guards" / "breaker.json").read_text())
+    (tmp_path / "guards" / "breaker.json").write_text(json.dumps({**memory, "state": "open", "until_ns": 1}))
+    later = Loop(tmp_path)
+    assert later.train(logged_after) == 93
+    assert later.made == []
+    assert [told["why"] for _, told in later.events("breaker.ended")] == ["nobody decided within 0 s"] * 2

@@ -32,12 +32,13 @@ class Side:
         else:
             self._processes = self.job.start(world=2)
 
-    def decide(self, *words: str) -> None:
+    def decide(self, *words: str) -> str:
         """An action that goes back; training has begun again when it returns, or will."""
-        self.job.decide(*words)
+        said = self.job.decide(*words)
         if not self.is_supervised:
             self.ends(94)
             self.start()
+        return said
 
     def ends(self, code: int) -> None:
         assert {self.job.wait(process) for process in self._processes} == {code}, self.job.story()
@@ -81,7 +82,7 @@ def test_whatever_is_decided_on_a_run_that_only_logs(
     again = f"spike at step 210; the second time at position {FIRST[0]} of the data without progress"
     assert [event["why"] for event in job.events("breaker.paused")][1:] == [again] * 2
     if not is_supervised:
-        side.decide("drop-node", "--node", "n1")
+        assert "take n1 out of your launcher's list" in side.decide("drop-node", "--node", "n1")
         job.until_paused(4)
     pauses = len(job.events("breaker.paused"))
     made = len(job.steps())

@@ -208,8 +208,8 @@ class Job:
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
-    def decide(self, *words: str) -> None:
-        self.midwatch("breaker", words[0], str(self.run_dir), *words[1:], "--reason", "test")
+    def decide(self, *words: str) -> str:
+        return self.midwatch("breaker", words[0], str(self.run_dir), *words[1:], "--reason", "test")
 
     def midwatch(self, *words: str, code: int = 0) -> str:
         done = subprocess.run([MIDWATCH, *words], capture_output=True, text=True, timeout=60, check=False)

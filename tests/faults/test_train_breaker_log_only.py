@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,14 @@ class Loop:
         self.optimizer.step()
         return loss
 
-    def train(self, body: Callable[[Loop, float], None], sick: Any = (SICK,), factor: float = NAN, end: int = TOTAL) -> int:
+    def train(
+        self, body: Callable[[Loop, float], None], sick: Any = (SICK,), factor: float = NAN, end: int = TOTAL
+    ) -> int:
         """Exit code of the loop: 93 where it was paused and nobody came."""
         try:
-            for self.step in self.run.steps(self.run.resume(), end):
-                body(self, factor if self.step in sick else 1.0 + 0.01 * math.sin(7.0 * self.step))
+            for step in self.run.steps(self.run.resume(), end):
+                self.step = step
+                body(self, factor if step in sick else 1.0 + 0.01 * math.sin(7.0 * step))
         except SystemExit as left:
             return int(left.code or 0)
         finally:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,12 +28,24 @@ NAN = math.nan
 class Loop:
     """A model, its optimizer, and the steps that were made with it."""
 
-    def __init__(self, folder: Path, kind: type[Any] = torch.optim.SGD, **guards: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kind: type[Any] = torch.optim.SGD,
+        *,
+        interval: int = 1000,
+        keep_last: int = 1,
+        **guards: Any,
+    ) -> None:
         self.folder = folder
         self.run = midwatch.attach(
             {
                 "run": {"dir": str(folder), "log_every": 1},
-                "checkpoint": {"interval": 1000, "absent_on_purpose": ["scheduler", "data", "scaler"]},
+                "checkpoint": {
+                    "interval": interval,
+                    "keep_last": keep_last,
+                    "absent_on_purpose": ["scheduler", "data", "scaler"],
+                },
                 # Nobody decides, so a pause ends the run.
                 "guards": {"breaker": {"hold_s": 0.05}, **guards},
             }
@@ -181,13 +194,28 @@ def test_a_loss_that_is_logged_now_and_then_leaves_all_in_doubt_since_the_last_g
         if loop.step in (2005, 2035):
             loop.run.save_now()
 
-    loop = Loop(tmp_path, inspect={"gradients": False, "updates": False, "replicas": False})
+    loop = Loop(tmp_path, keep_last=2, inspect={"gradients": False, "updates": False, "replicas": False})
     assert loop.train(each_tenth, range(2001, 3000), 3.0, end=3000) == 93
     assert loop.made[-1] == 2050, "2010, 2020, 2030, 2040, 2050"
     assert [(step, told["kind"]) for step, told in loop.events("breaker.paused")] == [(2050, "spike")]
     saved = list_checkpoints(tmp_path / "checkpoints", run_dir=tmp_path)
-    in_doubt = {info.step: info.is_suspect for info in saved if info.step >= 2000}
-    assert in_doubt == {2000: False, 2005: True, 2035: True}
+    # With two places only, what was saved before the next loss was known would have cost the last sound one.
+    assert {info.step: info.is_suspect for info in saved} == {2000: False, 2005: True, 2035: True}
+
+
+def test_judged_one_step_later_one_more_step_is_made_and_what_was_saved_of_the_sick_one_is_flagged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with numbers from a GPU, which are not waited for."""
+    monkeypatch.setattr(
+        "midwatch.train.guarding.torch", SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True))
+    )
+    loop = Loop(tmp_path, interval=SICK)
+    assert loop.train(logged_after) == 93
+    assert loop.made == list(range(SICK + 2))
+    assert [step for step, _ in loop.events("breaker.paused")] == [SICK]
+    saved = list_checkpoints(tmp_path / "checkpoints", run_dir=tmp_path)
+    assert [(info.step, info.is_suspect) for info in saved] == [(SICK, True)]
 
 
 def test_numbers_of_before_the_loop_belong_to_no_step(tmp_path: Path) -> None:

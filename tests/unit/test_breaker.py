@@ -484,6 +484,20 @@ def test_steps_without_a_loss_end_no_row_and_bring_no_calm() -> None:
     assert (trip.position, trip.last_position) == (2000, 2499)
 
 
+def test_what_is_saved_before_the_next_loss_is_known_is_in_doubt_for_so_long() -> None:
+    drive = Drive()
+    every(drive, 10, 3)
+    assert drive.breaker.doubtful_from is None
+    drive.judge(is_silent=True)
+    drive.judge(is_silent=True)
+    assert drive.breaker.doubtful_from == 30
+    drive.judge()
+    assert drive.breaker.doubtful_from is None
+    drive.judge(is_silent=True)
+    drive.bad()
+    assert drive.breaker.doubtful_from == 33
+
+
 def test_an_outlier_of_a_rare_loss_is_over_after_as_many_losses() -> None:
     drive = Drive()
     every(drive, 10, 20)

@@ -73,6 +73,16 @@ class Breaker:
         """To look at."""
         return self._memory
 
+    @property
+    def doubtful_from(self) -> int | None:
+        """What is saved from this step on may turn out to be bad: an outlier was seen, or no loss; None: no doubt."""
+        memory = self._memory
+        if memory.since_step is not None:
+            return memory.since_step
+        if memory.step is None or not 0 < memory.silent <= MOST_SILENT:
+            return None
+        return memory.step - memory.silent + 1
+
     def handle(self, event: BreakerEvent) -> list[Instruction]:
         """Take one event; the instructions are to be carried out in their order."""
         self._out, self._cause = [], event.cause

@@ -154,7 +154,7 @@ class Acting:
         self._keep_before()
 
     def _keep_before(self) -> None:
-        known = [step for step in (self._breaker.memory.since_step, self._unjudged) if step is not None]
+        known = [step for step in (self._breaker.doubtful_from, self._unjudged) if step is not None]
         self._doubt.keep_before(min(known, default=None))
 
     def saved(self, events: Iterable[SaveEvent]) -> None:

@@ -195,7 +195,7 @@ def test_the_supervisor_starts_again_and_a_rule_decides(jobs: Callable[..., Job]
 def test_a_guard_on_one_rank_only_is_refused_on_both(jobs: Callable[..., Job]) -> None:
     job = jobs(factor="2", plan=SECOND_RANK)
     script = job.script.read_text()
-    job.script.write_text(script.replace("if run.guard(loss=loss).ok:", "if rank == 0 or run.guard(loss=loss).ok:"))
+    job.script.write_text(script.replace("or run.guard(loss=loss).ok", "or rank == 0 or run.guard(loss=loss).ok"))
     ranks = job.start(world=2)
     assert [job.wait(process) for process in ranks] == [1, 1], job.story()
     assert job.story().count("[GD103]") >= 2

@@ -96,6 +96,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """Some signal is out of its band, told or not: from here on checkpoints may be in doubt."""
     z: float | None = None
     """The loss against its trend."""
+    is_silent: bool = False
+    """The loss is logged now and then, and was not at this step: nobody knows what it was."""
 
     @property
     def ok(self) -> bool:

@@ -98,6 +98,7 @@ class Guards:
             is_impossible=is_bad,
             is_outlier=is_outlier or (bool(findings) and any(one.tier != "note" for one in findings)),
             z=self._spikes.z if "loss" in self._taken else None,
+            is_silent=not is_bad and sample.loss is None and "loss" not in self._taken and self._spikes.has_any,
         )
 
     @property

@@ -27,6 +27,8 @@ from midwatch.train.readings import OnTheWay, Readings, Watch
 _log = logging.getLogger(__name__)
 
 _NOTHING = Flag(0)
+_MOST_COUNTED = 1 << 53
+"""Whole numbers up to here travel as what they are."""
 _Batches = tuple[int, int] | None
 """The first and the last batch of a step."""
 _Due = tuple[int, OnTheWay, _Batches]
@@ -63,8 +65,10 @@ class Guarding:
         self._readings.add(values)
 
     def at(self, position: int) -> None:
-        """The batch that is trained on now, counted from 0 in the data."""
-        self._batches = (position if self._batches is None else self._batches[0], position)
+        """The batch that is trained on now, counted from 0 in the data; a hash that is a number counts nothing."""
+        if 0 <= position < _MOST_COUNTED:
+            first, last = self._batches or (position, position)
+            self._batches = (min(first, position), max(last, position))
 
     def skips(self, position: int) -> bool:
         """Whether this batch was taken out of the training."""
@@ -112,6 +116,8 @@ class Guarding:
         if not self._is_prepared:
             self.prepare(is_bound=False)
             self.begin(start, is_resumed=False, tracked=tracked.values())
+        self._readings.take()  # of before the loop, and so of no step
+        self._batches = None
         self.decided.lower(tracked.values())
         self._inspector.attach(tracked)
 
@@ -251,7 +257,7 @@ class Guarding:
             return
         last = agreed.step if agreed.position is None else agreed.position
         first = last if agreed.first_position is None else agreed.first_position
-        position = next((one for one in range(first, last + 1) if self.decided.skips(one)), None)
+        position = self.decided.first_skipped(first, last)
         if position is None:
             return
         self._told_unskipped = True

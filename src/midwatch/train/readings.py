@@ -65,10 +65,15 @@ class Readings:
         self._values: dict[str, Any] = {}
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Keep the numbers that the guards know, by their names in ``run.log``; nobody may change them any more."""
+        """Keep the numbers that the guards know, by their names in ``run.log``; nobody may change them any more.
+
+        Of several by one name the last one counts; but of several losses, as of the micro-batches of a step, none hides
+        that another was not finite.
+        """
         for name, value in values.items():
             if name in _LOGGED:
-                self._values[name] = value
+                was = self._values.get(name)
+                self._values[name] = value if was is None or name not in MEANT else _unhidden(was, value)
 
     def put(self, values: Mapping[str, Any]) -> None:
         """Numbers of midwatch's own, by names that no script can log by."""
@@ -104,6 +109,18 @@ class OnTheWay:
         if self._step is not None and self._watch is not None:
             self._watch.settled(self._step, found)
         return found
+
+
+def _unhidden(was: Any, value: Any) -> Any:
+    """``value``, or NaN where ``was`` is not finite; of numbers on a GPU without waiting for it."""
+    if not isinstance(value, (int, float, torch.Tensor)):
+        return was
+    if not isinstance(was, (float, torch.Tensor)):
+        return value
+    nothing = was - was
+    if isinstance(nothing, torch.Tensor) and isinstance(value, torch.Tensor):
+        nothing = nothing.to(value.device, non_blocking=True)
+    return value + nothing
 
 
 def _kept(value: Any) -> Any:

@@ -264,7 +264,7 @@ class Run:
 
         Args:
             where: Ids of the samples, an index, an offset: whatever finds the batch again. Only its text is kept. A
-                whole number is also the position that a decision to leave data out speaks of.
+                whole number from 0 to 2**53 is also the position that a decision to leave data out speaks of.
             source: Which file or dataset.
         """
         self._pulse.position(f"{source} {where}".strip())

@@ -4,6 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 export OMP_NUM_THREADS ?= 1
+# The tests start thousands of short processes: compiled once, not in each of them.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint types contracts unit e2e bench bench-checkpoint bench-trust peers accept clean
 help:

@@ -80,7 +80,7 @@ def test_all_that_can_be_decided_one_after_the_other(jobs: Callable[..., Job]) -
 
 
 def test_the_node_that_computes_wrongly_is_dropped_for_a_spare(jobs: Callable[..., Job]) -> None:
-    job = jobs(range(FIRST, 80), plan={"node": "n1", "ddp": True, "total": 60})
+    job = jobs(range(FIRST, 80), plan={"node": "n1", "ddp": True, "total": 60, "is_log_only": True})
     launchers = in_order(job, "2:3", (*NODES, "n2"))
     job.until_paused()
     assert sorted(placed(job)) == ["n0", "n1"]

@@ -1,4 +1,4 @@
-"""Real training that goes astray where it is told to, on one rank, several, or several nodes."""
+"""Real training that goes astray where it is told to, on one rank, several, or several nodes; judged in either form."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SICK = tuple(range(25, 31))
 TOTAL = 40
 
 SCRIPT = '''
-import json, os, sys
+import json, os, sys, threading, time
 from pathlib import Path
 import torch
 import midwatch
@@ -47,11 +47,26 @@ class Data:
         self.position = state["position"]
 
 class Sgd(torch.optim.SGD):
-    """Notes the rate that a step is made with."""
+    """Notes the rate that a step is made with, and what came of it."""
     used = 0.0
     def step(self, closure=None):
         self.used = self.param_groups[0]["lr"]
-        return super().step(closure)
+        done = super().step(closure)
+        (out / f"stepped-r{rank}").write_text(weights())
+        return done
+
+def weights():
+    return json.dumps([p.flatten().tolist() for p in model.parameters()])
+
+def answer(ask=out / f"ask-r{rank}"):
+    """The weights as they are now, to whoever asks while the loop stands still."""
+    while True:
+        if ask.exists():
+            part = out / f".weights-r{rank}"
+            part.write_text(weights())
+            part.rename(out / f"weights-r{rank}")
+            ask.unlink()
+        time.sleep(0.05)
 
 def is_sick(step, position):
     is_mine = plan["rank"] in (None, rank) and plan["node"] in ("", os.environ.get("MIDWATCH_NODE", ""))
@@ -64,6 +79,8 @@ if plan["ddp"]:
 optimizer = Sgd(model.parameters(), lr=0.1)
 data = Data()
 run.track(model=model, optimizer=optimizer, data=data)
+if plan["is_asked"]:
+    threading.Thread(target=answer, daemon=True).start()
 start = run.resume(**plan["resume"])
 steps = (out / f"steps-r{rank}").open("a", buffering=1)
 for step in run.steps(start, plan["total"]):
@@ -73,7 +90,7 @@ for step in run.steps(start, plan["total"]):
     loss = model(torch.ones(2, 4)).square().mean() + 1.0
     if is_sick(step, data.position):
         loss = loss * float(plan["factor"])
-    if run.guard(loss=loss).ok:
+    if plan["is_log_only"] or run.guard(loss=loss).ok:
         optimizer.zero_grad()
         loss.backward()
         if plan["rate"] is not None:
@@ -81,6 +98,8 @@ for step in run.steps(start, plan["total"]):
         optimizer.step()
         print(json.dumps([step, data.position, round(optimizer.used, 9)]), file=steps)
     data.position += 1
+    if step == plan["stops_at"]:
+        run.request_stop()
     run.log(loss=loss)
 '''
 
@@ -95,9 +114,12 @@ class Job:
         batches: Sick ones, by their position in the data.
         factor: What the loss is multiplied by there.
         plan: More of it: ``steps`` that are sick wherever the data are, the only ``rank`` or ``node`` that is sick,
-            ``total`` steps, a learning ``rate`` that the script sets itself, ``ddp``, arguments of ``resume``.
+            ``total`` steps, a learning ``rate`` that the script sets itself, ``ddp``, arguments of ``resume``;
+            ``is_log_only`` for a script that never calls ``run.guard``, ``is_asked`` for one that ``weights`` asks,
+            ``stops_at`` a step where it asks for an end.
         checkpoint: Settings beside the defaults below.
-        guards: Likewise.
+        alerts: Whom to tell; nobody by default.
+        guards: As ``checkpoint``.
     """
 
     def __init__(
@@ -108,6 +130,7 @@ class Job:
         *,
         plan: dict[str, Any] | None = None,
         checkpoint: dict[str, Any] | None = None,
+        alerts: dict[str, Any] | None = None,
         **guards: Any,
     ) -> None:
         self.folder = folder
@@ -115,11 +138,13 @@ class Job:
         self.script = folder / "train.py"
         self.script.write_text(SCRIPT)
         usual = {"steps": [], "rank": None, "node": "", "total": TOTAL, "rate": None, "ddp": False, "resume": {}}
+        usual |= {"is_log_only": False, "is_asked": False, "stops_at": None}
         self.plan = {"batches": list(batches), "factor": factor, **usual, **(plan or {})}
         self.config = {
             "run": {"dir": str(self.run_dir), "log_every": 1},
             "checkpoint": {"interval": 5, "keep_last": 8, **(checkpoint or {})},
             "guards": {"breaker": {"rewind_steps": 8, **guards.pop("breaker", {})}, **guards},
+            **({"alerts": alerts} if alerts else {}),
         }
         self.mark = f"midwatch-test-{secrets.token_hex(8)}"
         self.processes: list[Process] = []
@@ -183,8 +208,8 @@ class Job:
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
-    def decide(self, *words: str) -> None:
-        self.midwatch("breaker", words[0], str(self.run_dir), *words[1:], "--reason", "test")
+    def decide(self, *words: str) -> str:
+        return self.midwatch("breaker", words[0], str(self.run_dir), *words[1:], "--reason", "test")
 
     def midwatch(self, *words: str, code: int = 0) -> str:
         done = subprocess.run([MIDWATCH, *words], capture_output=True, text=True, timeout=60, check=False)
@@ -198,6 +223,16 @@ class Job:
     def steps(self, rank: int = 0) -> list[tuple[int, int, float]]:
         """(step, batch, learning rate) of every optimizer step that was made."""
         return [tuple(json.loads(line)) for line in (self.folder / f"steps-r{rank}").read_text().splitlines()]
+
+    def weights(self, ranks: int) -> list[tuple[str, str]]:
+        """Of each rank the weights as they are now, and as its last optimizer step left them; for ``is_asked``."""
+        found: list[tuple[str, str]] = []
+        for rank in range(ranks):
+            (ask := self.folder / f"ask-r{rank}").touch()
+            self.until("answer", lambda ask=ask: not ask.exists())
+            now, stepped = (self.folder / f"{name}-r{rank}" for name in ("weights", "stepped"))
+            found.append((now.read_text(), stepped.read_text()))
+        return found
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [line.data for line in merged(self.run_dir) if line.event == name]

@@ -28,6 +28,7 @@ ODD = st.fixed_dictionaries(
         "unchanged_share": ANY,
         "rank_losses": RANKED,
         "rank_norms": RANKED,
+        "rank_gradients": RANKED,
         "checksums": WORDS,
         "repeated_share": ANY,
         "seen_share": ANY,

@@ -458,3 +458,116 @@ def test_a_verdict_of_the_guards_becomes_an_event() -> None:
     assert (event.step, event.tier, event.kind, event.ranks) == (4, "trip", "nonfinite", (1,))
     assert event.is_anomalous
     assert event.position == 77
+
+
+# --- a loss that is logged now and then ----------------------------------------------------------------------------
+
+
+def every(drive: Drive, stride: int, values: int, **fields: Any) -> list[Instruction]:
+    """So many known losses, and the steps without one before each."""
+    out: list[Instruction] = []
+    for _ in range(values):
+        for _ in range(stride - 1):
+            out += drive.judge(is_silent=True)
+        out += drive.judge(**fields)
+    return out
+
+
+def test_steps_without_a_loss_end_no_row_and_bring_no_calm() -> None:
+    drive = Drive()
+    every(drive, 100, 20)
+    out = every(drive, 100, 5, is_anomalous=True, is_outlier=True, z=9.0)
+    assert only(out, Pause).step == 2499
+    assert only(out, MarkSuspect).since_step == 2000, "it may have begun right after the last known loss"
+    trip = drive.breaker.memory.trip
+    assert trip is not None
+    assert (trip.position, trip.last_position) == (2000, 2499)
+
+
+def test_what_is_saved_before_the_next_loss_is_known_is_in_doubt_for_so_long() -> None:
+    drive = Drive()
+    every(drive, 10, 3)
+    assert drive.breaker.doubtful_from is None
+    drive.judge(is_silent=True)
+    drive.judge(is_silent=True)
+    assert drive.breaker.doubtful_from == 30
+    drive.judge()
+    assert drive.breaker.doubtful_from is None
+    drive.judge(is_silent=True)
+    drive.bad()
+    assert drive.breaker.doubtful_from == 33
+
+
+def test_an_outlier_of_a_rare_loss_is_over_after_as_many_losses() -> None:
+    drive = Drive()
+    every(drive, 10, 20)
+    every(drive, 10, 1, is_anomalous=True, is_outlier=True, z=9.0)
+    every(drive, 10, 49)
+    assert drive.state == "watching"
+    every(drive, 10, 1)
+    assert drive.state == "closed"
+
+
+def test_probation_counts_a_rare_loss_in_a_row_as_well() -> None:
+    drive = Drive()
+    every(drive, 10, 100)
+    every(drive, 10, 5, is_anomalous=True, is_outlier=True, z=9.0)
+    drive.send(Decision, act="rewind", by="ada")
+    drive.resume(800)
+    every(drive, 10, 5, z=5.5)
+    assert drive.state == "open"
+
+
+def test_what_was_let_pass_is_let_pass_for_as_many_losses() -> None:
+    drive = Drive()
+    every(drive, 10, 100)
+    every(drive, 10, 5, is_anomalous=True, is_outlier=True, z=9.0)
+    drive.send(Decision, act="go_on", by="ada")
+    every(drive, 10, 100, is_anomalous=True, is_outlier=True, z=9.0)
+    assert drive.state != "open"
+
+
+def test_another_number_before_the_loss_of_a_step_makes_it_no_other_step() -> None:
+    drive = Drive()
+    for anomalous in (4, 0, 4, 0):
+        for number in range(5):
+            drive.judge(is_silent=True)
+            drive.step -= 1
+            drive.judge(is_anomalous=number < anomalous)
+    assert drive.state == "watching"
+    assert (drive.breaker.memory.silent, drive.breaker.memory.stride) == (0, 1)
+
+
+def test_a_script_that_logs_no_loss_any_more_is_not_waited_for() -> None:
+    drive = Drive()
+    drive.quiet(300)
+    drive.bad()
+    for _ in range(1000 + 50):
+        drive.judge(is_silent=True)
+    assert drive.state == "closed"
+    drive.judge(tier="trip", kind="nonfinite")
+    assert drive.breaker.memory.since_step == 1351
+
+
+def test_a_restart_from_after_the_first_outlier_leaves_it_in_doubt() -> None:
+    drive = Drive()
+    drive.quiet(1000)
+    drive.bad(2)
+    drive.resume(1001)
+    assert drive.state == "watching"
+    assert only(drive.bad(5), MarkSuspect).since_step == 1000
+    other = Drive()
+    other.quiet(1000)
+    other.bad(2)
+    other.resume(1000)
+    assert other.state == "closed"
+    assert other.breaker.memory.since_step is None
+
+
+def test_a_step_without_a_loss_is_silent_only_where_there_was_one() -> None:
+    guards = Guards()
+    assert not guards.observe(Sample(step=0, grad_norm=1.0)).is_silent
+    assert not guards.observe(Sample(step=1, loss=2.0)).is_silent
+    assert not guards.observe(Sample(step=1, grad_norm=1.0)).is_silent, "the same step"
+    assert guards.observe(Sample(step=2, grad_norm=1.0)).is_silent
+    assert not guards.observe(Sample(step=3, grad_norm=float("nan"))).is_silent

@@ -252,6 +252,40 @@ def test_a_schedule_that_counts_from_elsewhere_by_one_is_no_fault(shift: int) ->
     ]
 
 
+def test_rates_of_two_moments_and_rates_that_are_not_told_are_judged_all_the_same() -> None:
+    """One group is logged behind the scheduler, another measured before it, and at each tenth step only."""
+    guards = Guards(GuardsConfig(schedule=COSINE))
+
+    def rates(step: int) -> tuple[float | None, ...]:
+        others = (10 * cosine(step - 1), None, 0.5 * cosine(step)) if step % 10 == 0 else ()
+        return (None if step % 3 == 0 else cosine(step), *others)
+
+    assert [one for step in range(1, 1500) for one in guards.observe(Sample(step=step, lr=rates(step))).findings] == []
+    (found,) = guards.observe(Sample(step=1500, lr=(None, 10 * cosine(1500), None, 0.6 * cosine(1500)))).findings
+    assert "of group 3" in found.text
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -1e-3])
+def test_a_rate_that_none_can_be_is_told_of_any_group(rate: float) -> None:
+    guards = Guards(GuardsConfig(schedule=COSINE))
+    assert kinds(guards.observe(Sample(step=200, lr=(cosine(200), rate))).findings) == [
+        ("lr_off_plan", "incident", 200)
+    ]
+
+
+def test_guards_that_were_saved_with_a_single_multiple_go_on() -> None:
+    guards = Guards(GuardsConfig(schedule=COSINE))
+    for step in range(300):
+        guards.observe(Sample(step=step, lr=(cosine(step), 10 * cosine(step))))
+    state = guards.state_dict()
+    state["parts"]["schedule"]["ratios"] = [1.0, 10.0]
+    guards.load_state_dict(json.loads(json.dumps(state, allow_nan=False)))
+    for step in range(300, 600):
+        assert guards.observe(Sample(step=step, lr=(cosine(step), 10 * cosine(step)))).findings == ()
+    (found,) = guards.observe(Sample(step=600, lr=(cosine(600), 9 * cosine(600)))).findings
+    assert "of group 1" in found.text
+
+
 def test_a_rate_that_warms_up_again_is_told_at_once() -> None:
     guards = Guards(GuardsConfig(schedule=COSINE))
     found = [one for step in range(900) for one in guards.observe(Sample(step=step, lr=cosine(step % 700))).findings]
@@ -473,6 +507,8 @@ def test_a_sample_is_made_of_what_a_script_logs() -> None:
     assert sample_of(7, logged) == Sample(step=7, loss=2.0, grad_norm=0.5, lr=(1e-3, 2e-3), is_skipped=True)
     assert sample_of(8, {"loss": None, "lr": 3e-4, "param_norm": "?"}) == Sample(step=8, lr=3e-4)
     assert sample_of(9, {"lr": [], "loss": 10**400}) == Sample(step=9)
+    spelled_out = {"lr": 1e-3, "lr_group1": 2e-3, "lr_group3": math.nan, "lr_group9": 1.0}
+    assert repr(sample_of(7, spelled_out).lr) == "(0.001, 0.002, None, nan)"
 
 
 # --- how numbers are written ---------------------------------------------------------------------------------------

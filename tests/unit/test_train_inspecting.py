@@ -269,7 +269,8 @@ def test_a_step_that_the_script_leaves_out_is_no_fault(loops: Callable[..., Loop
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     loop = loops(model=model, optimizer=optimizer)
     sample = loop.run(lambda: (model(torch.full((2, 40), math.inf)).sum()).backward())
-    assert (sample.rank_norms, sample.grad_norm, sample.update_ratio) == (None, None, None)
+    assert (sample.rank_norms, sample.is_skipped, sample.update_ratio) == (None, True, None)
+    assert Guards().observe(sample).ok
     optimizer.zero_grad()
     assert loop.run(trainer(model, optimizer)).update_ratio is not None, "made up for at the next step"
 
@@ -280,7 +281,7 @@ def test_before_the_step_gradients_say_who_began_and_no_more(loops: Callable[...
     loop.inspector.begin(0)
     model(torch.full((2, 40), math.inf)).sum().backward()
     assert loop.inspector.early({"loss": 1.0}) == {}
-    assert math.isnan(loop.inspector.early({"loss": 1.0, "grad_norm": math.nan})["gradient_ok"])
+    assert math.isnan(loop.inspector.early({"loss": 1.0, "grad_norm": math.nan})["own_grad_norm"])
 
 
 class Odd(nn.Module):
@@ -372,7 +373,7 @@ def test_a_look_that_fails_is_the_last_and_training_goes_on(
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr("midwatch.train.inspecting_gradients._total", fail)
+    monkeypatch.setattr("midwatch.train.inspecting_gradients._norm", fail)
     train = trainer(model, optimizer)
     before = model[0].weight.detach().clone()  # pyright: ignore[reportIndexIssue]
     for _ in range(3):
@@ -437,13 +438,13 @@ def test_a_gpu_comes_to_the_same_checksum_and_is_never_waited_for(loops: Callabl
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert [sorted(one) for one in measured if len(one) > 1] == 3 * [
-        ["gradient_ok", "unchanged", "update_sq", "weight_sq", "with_gradient"]
+        ["own_grad_norm", "unchanged", "update_sq", "weight_sq", "with_gradient"]
     ]
 
 
 def test_of_very_many_ranks_the_one_with_bad_gradients_is_named_too() -> None:
     """They send sums and maxima, and not what each of them has."""
-    numbers = [{"gradient_ok": math.nan if rank == 2 else 1.0, "place": 15.0, "weight_sq": 9.0} for rank in range(4)]
+    numbers = [{"own_grad_norm": math.nan if rank == 2 else 1.0, "place": 15.0, "weight_sq": 9.0} for rank in range(4)]
     for one in numbers:
         one["update_sq"] = 0.09
     sums = torch.stack([agreement._summands(one, rank) for rank, one in enumerate(numbers)]).sum(0)

@@ -148,6 +148,15 @@ def test_a_checkpoint_holds_the_plan() -> None:
     assert saved == usual.planned
 
 
+def test_gradients_gathered_over_32_steps_of_the_loop_are_no_optimizer_that_is_not_seen() -> None:
+    training, rates = Training(), LoweredRates()
+    rates.lower([training.optimizer], 0.5)
+    for step in range(1, 129):
+        if step % 32 == 0:
+            training.step()
+        assert not rates.is_without_effect()
+
+
 def test_an_optimizer_that_is_not_seen_is_told_once() -> None:
     training, rates = Training(), LoweredRates()
     rates.lower([], 0.5)

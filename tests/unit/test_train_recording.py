@@ -16,6 +16,7 @@ from midwatch.audit import Journal, read_journal, read_ledger  # noqa: E402
 from midwatch.checkpoint import Identity  # noqa: E402
 from midwatch.train.gauges import Gauges  # noqa: E402
 from midwatch.train.metrics import MetricLog  # noqa: E402
+from midwatch.train.readings import Readings  # noqa: E402
 from midwatch.train.resources import LOOK_EVERY_S, Resources  # noqa: E402
 from midwatch.train.voice import BEFORE, Voice  # noqa: E402
 
@@ -318,3 +319,23 @@ def test_on_rank_0_its_own_words_go_below_the_runs(tmp_path: Path) -> None:
     run.close()
     record = records_of(tmp_path)[1]
     assert (record["loss"], record["shard"]) == (2.0, 4)
+
+
+# --- several losses in a step -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_of_several_losses_the_last_one_counts_and_none_hides_that_another_was_not_finite(kind: Any) -> None:
+    def judged_of(*losses: Any) -> dict[str, float]:
+        readings = Readings()
+        for loss in losses:
+            readings.add({"loss": loss, "lr": loss})
+        return readings.take().numbers()
+
+    assert judged_of(kind(1.0), 7, kind(3.0)) == {"loss": 3.0, "lr": 3.0}
+    for odd in (math.nan, math.inf, -math.inf):
+        found = judged_of(kind(1.0), kind(odd), kind(2.0), None, 3)
+        assert math.isnan(found["loss"])
+        assert found["lr"] == 3.0
+    assert judged_of(kind(1.0), "none")["loss"] == 1.0
+    assert judged_of("none", kind(1.0))["loss"] == 1.0

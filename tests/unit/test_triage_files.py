@@ -9,7 +9,7 @@ import math
 import os
 import random
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midwatch.audit.importers import STEP_COLUMNS, format_of
+from midwatch.audit.importers import (
+    SPELLINGS,
+    STEP_COLUMNS,
+    format_of,
+    known_as,
+    megatron,
+    plain_words,
+    trainer_state,
+)
 from midwatch.audit.importers.textfile import TextFile
 from midwatch.core import TriageError
+from midwatch.guards import sample_of
 from midwatch.triage import Replayed, read_facts, replay, report
 
 HEADER = "step,loss,grad_norm"
@@ -307,6 +316,98 @@ def test_names_of_other_loggers(judge: Judge) -> None:
     assert judge(preamble).inputs == {"loss": 9, "grad_norm": 9}
 
 
+# --- learning rates --------------------------------------------------------------------------------------------------
+
+CONSTANT: dict[str, Any] = {"schedule": {"kind": "constant", "peak_lr": 0.01}}
+SPELLED = [
+    ("lr", "lr_group1", "lr_group2"),
+    ("lr", "lr/group_1", "lr/group_2"),
+    ("lr", "lr_1", "lr_2"),
+    ("lr_0", "lr_1", "lr_2"),
+    ("lr_group0", "lr_group1", "lr_group2"),
+    ("lr-AdamW/pg1", "lr-AdamW/pg2", "lr-AdamW/pg3"),
+    ("lr-DecoupledAdamW/group0", "lr-DecoupledAdamW/group1", "lr-DecoupledAdamW/group2"),
+    ("optim/LR (group 0)", "optim/LR (group 1)", "optim/LR (group 2)"),
+    ("run-7 - train/learning_rate_g0", "run-7 - train/learning_rate_g1", "run-7 - train/learning_rate_g2"),
+]
+
+
+def judged_rates(folder: Path, names: Iterable[str], rates: Callable[[int], Iterable[object]]) -> Replayed:
+    path = folder / "rates.csv"
+    lines = [",".join(["step", *names]), *(",".join(map(str, (step, *rates(step)))) for step in range(400))]
+    path.write_text("\n".join(lines) + "\n")
+    (folder / "facts.json").write_text(json.dumps(CONSTANT))
+    return replay(path, read_facts(folder / "facts.json"))
+
+
+@pytest.mark.parametrize("names", SPELLED, ids=lambda names: names[1])
+def test_the_rates_of_all_groups_in_every_spelling(tmp_path: Path, names: tuple[str, ...]) -> None:
+    healthy = judged_rates(tmp_path, names, lambda _: (0.01, 0.02, 0.04))
+    assert (healthy.findings, healthy.inputs, healthy.oddities) == ([], {"lr": 400}, {})
+    usual = (0.01, 0.02, 0.04)
+    for group in range(3):
+
+        def sick(step: int, group: int = group) -> list[float]:
+            return [rate * (30 if step >= 300 and at == group else 1) for at, rate in enumerate(usual)]
+
+        (found,) = judged_rates(tmp_path, names, sick).findings
+        assert (found.step, found.kind, f"of group {group}" in found.text) == (300, "lr_off_plan", group > 0)
+
+
+@pytest.mark.parametrize("name", ["lr", "lr_group0", "lr/pg1", "lr-AdamW", "Train/Samples/lr", "learning rate"])
+def test_the_rate_of_the_only_group(tmp_path: Path, name: str) -> None:
+    (found,) = judged_rates(tmp_path, [name], lambda step: [0.01 if step < 300 else 0.3]).findings
+    assert (found.step, found.text.startswith("learning rate 0.3")) == (300, True)
+
+
+def test_a_later_group_alone_has_a_multiple_of_the_plan(tmp_path: Path) -> None:
+    (found,) = judged_rates(tmp_path, ["lr_group1"], lambda step: [0.04 if step < 300 else 1.2]).findings
+    assert (found.step, "of group 1" in found.text) == (300, True)
+
+
+def test_a_first_group_with_a_column_of_its_own_counts_and_not_the_mean(tmp_path: Path) -> None:
+    names = ["lr", "lr_group0", "lr_group1"]
+    assert judged_rates(tmp_path, names, lambda _: (0.025, 0.01, 0.04)).findings == []
+
+
+@pytest.mark.parametrize("names", SPELLED[:2], ids=lambda names: names[1])
+def test_rates_that_some_rows_lack_keep_their_groups(tmp_path: Path, names: tuple[str, ...]) -> None:
+    def gappy(step: int) -> list[object]:
+        rates = (0.01, 0.02, 0.04 if step < 300 else 0.4)
+        return [rate if (step + at) % 3 or step == 300 else "" for at, rate in enumerate(rates)]
+
+    (found,) = judged_rates(tmp_path, names, gappy).findings
+    assert (found.step, "of group 2" in found.text) == (300, True)
+
+
+def test_groups_and_ranks_in_rows_of_their_own_are_one_step(judge: Judge) -> None:
+    """As trackers export them: a row for each metric."""
+    names = ["loss", "lr", "lr_group1", "loss_r0", "loss_r1", "loss_r2"]
+    lines = ["step," + ",".join(names)]
+    for step in range(400):
+        values = [2.0, 0.01, 0.02, 2.0, 2.0, 2.0 if step < 390 else math.nan]
+        lines += [
+            f"{step}," + ",".join(str(one) if at == own else "" for at, one in enumerate(values)) for own in range(6)
+        ]
+    found = judge("\n".join(lines) + "\n")
+    assert (found.rows, found.inputs) == (400, {"loss": 400, "rank_losses": 400, "lr": 400})
+    assert [(one.kind, one.step, one.ranks) for one in found.findings if one.tier == "trip"] == [
+        ("nonfinite", 390, (2,))
+    ]
+
+
+@pytest.mark.parametrize("names", [megatron.NAMES, trainer_state.NAMES], ids=["megatron", "trainer"])
+def test_importers_and_triage_share_one_list_of_names(names: dict[str, str]) -> None:
+    judged = [(word, known) for word, known in names.items() if known in SPELLINGS]
+    assert judged
+    assert [known_as(word) for word, _ in judged] == [known for _, known in judged]
+
+
+def test_every_spelling_is_spelled_as_it_is_looked_for() -> None:
+    for spelled in SPELLINGS.values():
+        assert [plain_words(word) for word in spelled] == list(spelled)
+
+
 def test_a_line_without_an_end_in_sight(judge: Judge) -> None:
     text = rows(range(300)).encode() + b"\0" * (3 << 20) + b"\n" + rows(range(300, 600)).encode()
     found = judge(text)
@@ -503,3 +604,12 @@ def test_any_bytes_are_judged_or_refused(tmp_path_factory: pytest.TempPathFactor
         path.write_bytes(content)
         with contextlib.suppress(TriageError):
             report(replay(path))
+
+
+def test_a_count_of_skipped_steps_says_the_same_in_a_table_as_in_training(judge: Judge) -> None:
+    """Megatron-LM counts those since its last line."""
+    lines = ["step,loss,grad_norm,skipped", *(f"{step},2.0,0.5,0" for step in range(400))]
+    for skipped in (1, 3):
+        lines[301] = f"300,2.0,nan,{skipped}"
+        alarms = [one.step for one in judge("\n".join(lines) + "\n").findings if one.tier != "note"]
+        assert alarms == ([] if sample_of(300, {"skipped": skipped}).is_skipped else [300])

@@ -4,7 +4,7 @@ from midwatch.audit.aside import set_imports_aside
 from midwatch.audit.desk import Desk
 from midwatch.audit.following import new_lines, skip_history
 from midwatch.audit.in_force import Batches, InForce, Lift, Lowered, lift_from, outside
-from midwatch.audit.journal import Journal, read_journal
+from midwatch.audit.journal import Branches, Journal, read_branches, read_journal
 from midwatch.audit.journals import journal_name
 from midwatch.audit.ledger import Ledger, Seal, seal_of
 from midwatch.audit.line import GENESIS, LedgerLine
@@ -35,6 +35,7 @@ __all__ = [
     "GENESIS",
     "AttemptRecord",
     "Batches",
+    "Branches",
     "CodeTexts",
     "Desk",
     "EarlyLook",
@@ -67,6 +68,7 @@ __all__ = [
     "new_lines",
     "outside",
     "project_files",
+    "read_branches",
     "read_journal",
     "read_ledger",
     "read_record",

@@ -51,6 +51,8 @@ class Desk:
         self._kept: dict[str, Any] = {}
         self._taken: set[str] = set()
         """Decisions that were given out and could not be moved away."""
+        self._unread: set[str] = set()
+        """What could not be read, and was said to be so: a pause looks twice a second."""
 
     @property
     def folder(self) -> Path:
@@ -115,7 +117,7 @@ class Desk:
             try:
                 decision = self._read(f"{_DECISIONS}/{path.name}", dict[str, Any])
             except OSError as error:
-                _log.warning("%s cannot be read now: %s", path, error)
+                self._say_unread(path, error)
                 continue
             if decision is not None and self._put_away(path):
                 found.append(decision)
@@ -135,6 +137,11 @@ class Desk:
             self._taken.add(path.name)
         return is_new
 
+    def _say_unread(self, path: Path, error: OSError) -> None:
+        if path.name not in self._unread:
+            self._unread.add(path.name)
+            _log.warning("%s cannot be read now: %s", path, error)
+
     def waiting(self) -> list[str]:
         """Names of decisions that nobody took yet."""
         return [path.name for path in self._waiting(_DECISIONS)]
@@ -150,7 +157,7 @@ class Desk:
             try:
                 lift = self._read(f"{_LIFTS}/{path.name}", Lift)
             except OSError as error:
-                _log.warning("%s cannot be read now: %s", path, error)
+                self._say_unread(path, error)
                 continue
             if lift is not None:
                 found[path.name] = lift

@@ -39,6 +39,11 @@ class InForce(msgspec.Struct, kw_only=True):
     def is_skipped(self, position: int) -> bool:
         return any(first <= position <= last for first, last in self.skipped)
 
+    def first_skipped(self, first: int, last: int) -> int | None:
+        """The lowest of these positions, both ends included, that is left out."""
+        found = (max(first, begin) for begin, end in self.skipped if begin <= last and first <= end)
+        return min(found, default=None)
+
     @property
     def what(self) -> str:
         """What can be lifted, in words; empty for nothing."""

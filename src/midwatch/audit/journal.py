@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -56,6 +57,34 @@ class Start(NamedTuple):
     run: str
     source: str
     """The file that was imported; empty for what midwatch recorded itself."""
+
+
+class Begun(NamedTuple):
+    """Where the loop of an attempt began, or began again: what was before it, from this step on, is rolled back."""
+
+    attempt: int
+    start: int
+    ts_ns: int
+    """Wall clock of the first record behind it; 0 where there is none, or it tells none."""
+    first_step: int | None
+    """Of that record."""
+
+
+class Branches(NamedTuple):
+    """What the journals of a run come to."""
+
+    records: list[dict[str, Any]]
+    """The steps that count, in order, each with its ``attempt``; several of one step add to each other."""
+    begun: list[Begun]
+    """In order."""
+
+    def is_rolled_back(self, attempt: int, step: int, ts_ns: int) -> bool:
+        """Whether what an attempt did in a step, at that time, was taken back later."""
+        return any(
+            one.start <= step
+            and (one.attempt > attempt or (one.attempt == attempt and ts_ns < one.ts_ns and step != one.first_step))
+            for one in self.begun
+        )
 
 
 class Journal:
@@ -182,23 +211,40 @@ def read_journal(paths: Iterable[Path]) -> list[dict[str, Any]]:
     Raises:
         OSError: A journal cannot be read. MetricsError: MT101 one is of a later schema.
     """
+    return read_branches(paths).records
+
+
+def read_branches(paths: Iterable[Path], most_bytes: int | None = None) -> Branches:
+    """As ``read_journal``, and where the attempts began.
+
+    Args:
+        most_bytes: Of a file that is longer, its first line and so much of its end.
+    """
     kept: list[dict[str, Any]] = []
+    begun: list[Begun] = []
     for path in sorted(paths, key=_attempt_of):
-        is_stated = False
-        for record in _records(path):
+        attempt = _attempt_of(path)
+        is_stated = is_new = False
+        for record in _records(path, most_bytes):
             step = record.get("step")
             start = record.get("start")
             if "step" not in record:
                 _refuse_later(record, path)
                 if isinstance(start, int):
                     _drop_from(kept, start)
-                    is_stated = True
+                    begun.append(Begun(attempt, start, 0, None))
+                    is_stated = is_new = True
                 continue
             if isinstance(step, int) and not is_stated:
                 _drop_from(kept, step)
-                is_stated = True
-            kept.append({"attempt": _attempt_of(path), **record})
-    return kept
+                begun.append(Begun(attempt, step, 0, None))
+                is_stated = is_new = True
+            if isinstance(step, int) and is_new:
+                ts_ns = record.get("ts_ns")
+                begun[-1] = begun[-1]._replace(ts_ns=ts_ns if isinstance(ts_ns, int) else 0, first_step=step)
+                is_new = False
+            kept.append({"attempt": attempt, **record})
+    return Branches(kept, begun)
 
 
 def _drop_from(kept: list[dict[str, Any]], step: int) -> None:
@@ -211,13 +257,20 @@ def _attempt_of(path: Path) -> int:
     return int(match[1]) if match else 0
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
+def _records(path: Path, most_bytes: int | None) -> Iterator[dict[str, Any]]:
+    for raw in _lines(path, most_bytes):
+        try:
+            record = msgspec.json.decode(raw, type=dict[str, Any])
+        except UNREADABLE:
+            continue
+        yield {key: _NUMBERS.get(value, value) if isinstance(value, str) else value for key, value in record.items()}
+
+
+def _lines(path: Path, most_bytes: int | None) -> Iterator[bytes]:
     with path.open("rb") as file:
-        for raw in file:
-            try:
-                record = msgspec.json.decode(raw, type=dict[str, Any])
-            except UNREADABLE:
-                continue
-            yield {
-                key: _NUMBERS.get(value, value) if isinstance(value, str) else value for key, value in record.items()
-            }
+        size = os.fstat(file.fileno()).st_size
+        if most_bytes is not None and size > most_bytes:
+            yield file.readline(most_bytes)
+            file.seek(size - most_bytes)
+            file.readline(most_bytes)  # in the middle of a line, or it goes with the one before
+        yield from file

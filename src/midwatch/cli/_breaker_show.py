@@ -110,7 +110,11 @@ def evidence_of(folder: Path, desk: Desk, memory: Memory) -> Report | str:
 def _show_evidence(found: Report) -> None:
     curve = found.curve
     counts = ", ".join(f"{found.count(tier)} {tier}" for tier in reversed(TIERS))
-    say(f"\nlogged steps {curve['first_step']} to {curve['last_step']}: {counts}; cause: {found.verdict.cause}")
+    logged = f"logged steps {curve['first_step']} to {curve['last_step']}" if curve["rows"] else "nothing logged"
+    live = f", {curve['seen_live']} of them as it trained" if curve["seen_live"] else ""
+    say(f"\n{logged}: {counts}{live}; cause: {found.verdict.cause}")
+    for remark in found.remarks:
+        say(f"  {plain(remark)}", fg="yellow")
     for one in found.incidents[-_SHOWN:]:
         say(f"  {one.tier:8}  step {one.step}: {plain(one.text)}")
     telling = [check for check in found.checks if check.result in ("supports", "confirms")]

@@ -138,6 +138,10 @@ def drop_node(run: Path | None, *, node: str, before: int | None, reason: str, d
     with contextlib.redirect_stdout(sys.stderr) if is_json else contextlib.nullcontext():
         ask(folder, "isolate", reason, node=node, dry_run=dry_run, is_json=False)
     _decide(run, "drop_node", reason, dry_run=dry_run, is_json=is_json, before_step=before, node=node)
+    if not is_json and not (folder / "ledger" / "coordinator.jsonl").exists():
+        say(
+            f"`midwatch run` did not start this run: take {plain(node)} out of your launcher's list before you start it"
+        )
 
 
 @command.command("lift", epilog=_LIFT_ENDS)

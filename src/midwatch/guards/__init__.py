@@ -28,11 +28,12 @@ from midwatch.guards.breaker_messages import (
 )
 from midwatch.guards.finding import TIERS, Finding, Judgement, Kind, Sample, Tier, worst
 from midwatch.guards.guards import START_STEPS, Guards
-from midwatch.guards.logged import NUMBERS, sample_of
+from midwatch.guards.logged import LR_NAMES, NUMBERS, by_group, sample_of
 from midwatch.guards.replicas import Vote, vote
 from midwatch.guards.schedule import Schedule
 
 __all__ = [
+    "LR_NAMES",
     "NUMBERS",
     "START_STEPS",
     "TIERS",
@@ -64,6 +65,7 @@ __all__ = [
     "Trip",
     "Vote",
     "WakeAt",
+    "by_group",
     "judged",
     "sample_of",
     "vote",

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from midwatch.guards.episode import Episode
 from midwatch.guards.finding import Finding
-from midwatch.guards.shift import ShiftGuard
+from midwatch.guards.shift import Shift, ShiftGuard
 from midwatch.guards.trend import unlog
 
 SEEN_SHARE: Final = 0.25
@@ -61,22 +61,21 @@ class BatchGuard:
     def judge_entropy(self, step: int, bits: float) -> Finding | None:
         """Take one finite entropy that is not negative."""
         self._changed.passed()
-        z = self._entropy.judge(math.log(max(LEAST_BITS, bits)))
-        if z is None or not self._changed.is_news("note"):
+        shift = self._entropy.judge(math.log(max(LEAST_BITS, bits)))
+        if shift is None or not self._changed.is_news("note"):
             return None
-        low, high = unlog(self._entropy.low), unlog(self._entropy.high)
-        text = f"the batch's tokens have {bits:.3g} bits of entropy instead of {low:.3g} to {high:.3g} (z {z:.1f})"
-        return _changed(step, "token_entropy", bits, z, low, high, text)
+        return _changed(
+            step, "token_entropy", bits, shift, f"the batch's tokens have {bits:.3g} bits of entropy instead"
+        )
 
     def judge_distance(self, step: int, distance: float) -> Finding | None:
         """Take one positive, finite Jensen-Shannon distance of the batch's tokens from what was read before."""
         self._apart.passed()
-        z = self._distance.judge(math.log(distance))
-        if z is None or not self._apart.is_news("note"):
+        shift = self._distance.judge(math.log(distance))
+        if shift is None or not self._apart.is_news("note"):
             return None
-        low, high = unlog(self._distance.low), unlog(self._distance.high)
-        text = f"the batch's tokens are {distance:.3g} away from what was read so far; {low:.3g} to {high:.3g} is usual"
-        return _changed(step, "token_distance", distance, z, low, high, f"{text} (z {z:.1f})")
+        text = f"the batch's tokens are {distance:.3g} away from what was read so far, instead"
+        return _changed(step, "token_distance", distance, shift, text)
 
     def judge_shared(self, step: int, count: float, ranks: tuple[int, ...]) -> Finding | None:
         """Take the number of ranks that read the same rows as another one which should read others.
@@ -196,9 +195,20 @@ class _ShareGuard:
         self._lately = deque(state.get("lately", ()), maxlen=5)
 
 
-def _changed(step: int, metric: str, value: float, z: float, low: float, high: float, text: str) -> Finding:
+def _changed(step: int, metric: str, value: float, shift: Shift, text: str) -> Finding:
+    low, high = [None if one is None else unlog(one) for one in (shift.low, shift.high)]
+    text += f" of {low:.3g} to {high:.3g}" if low is not None else f" of {high:.3g} at most"
+    text += ", as those before it for long" if shift.is_lasting else ""
     return Finding(
-        step=step, kind="data_changed", tier="note", metric=metric, value=value, low=low, high=high, z=z, text=text
+        step=step,
+        kind="data_changed",
+        tier="note",
+        metric=metric,
+        value=value,
+        low=low,
+        high=high,
+        z=shift.z,
+        text=f"{text} (z {shift.z:.1f})",
     )
 
 

@@ -41,10 +41,13 @@ from midwatch.guards.breaker_messages import (
 from midwatch.guards.breaker_policy import doubts, first_position_of, lacks, own_decision, spent, trip_of
 
 CALM_STEPS: Final = 50
-"""Steps without an outlier after which one is over."""
+"""Steps without an outlier after which one is over. This one and the next count steps whose loss is logged: of those in
+between nobody knows."""
 LENIENT_STEPS: Final = 128
 """After a person's ``go_on`` the same kind does not stop the run again for so long: the trend needs half of that to
 learn a new level."""
+MOST_SILENT: Final = 1000
+"""With more steps in a row than that the script logs no loss any more, and nothing is to be waited for."""
 MOST_TRIPS: Final = 16
 SECOND_NS: Final = 10**9
 
@@ -69,6 +72,16 @@ class Breaker:
     def memory(self) -> Memory:
         """To look at."""
         return self._memory
+
+    @property
+    def doubtful_from(self) -> int | None:
+        """What is saved from this step on may turn out to be bad: an outlier was seen, or no loss; None: no doubt."""
+        memory = self._memory
+        if memory.since_step is not None:
+            return memory.since_step
+        if memory.step is None or not 0 < memory.silent <= MOST_SILENT:
+            return None
+        return memory.step - memory.silent + 1
 
     def handle(self, event: BreakerEvent) -> list[Instruction]:
         """Take one event; the instructions are to be carried out in their order."""
@@ -132,19 +145,36 @@ class Breaker:
         """Several judgements on one step count as one."""
         memory = self._memory
         is_anomalous = event.is_anomalous or self._is_over_probation(event)
+        if event.step == memory.step and memory.silent and not event.is_silent:
+            memory.step, memory.silent = None, memory.silent - 1  # this step's loss came after another number
+        unknown = memory.silent if not event.is_silent and memory.silent <= MOST_SILENT else 0
         if event.step != memory.step:
             memory.step, memory.is_step_anomalous = event.step, False
-            memory.in_a_row = memory.in_a_row + 1 if is_anomalous else 0
-            memory.calm += 1
+            if not self._is_passed_over(event):
+                memory.in_a_row = memory.in_a_row + 1 if is_anomalous else 0
+                memory.calm += 1
         elif is_anomalous and not memory.is_step_anomalous:
             memory.in_a_row += 1
         memory.is_step_anomalous = memory.is_step_anomalous or is_anomalous
         if is_anomalous or event.is_outlier or event.tier in ("incident", "trip"):
             memory.calm = 0
             if memory.since_step is None:
-                memory.since_step, memory.since_position = event.step, first_position_of(event)
+                # It may have begun at any step since the last known loss.
+                memory.since_step = event.step - unknown
+                memory.since_position = memory.silent_position if unknown else first_position_of(event)
         elif memory.calm >= CALM_STEPS:
             memory.since_step = None
+
+    def _is_passed_over(self, event: StepJudged) -> bool:
+        """Without a loss, where it is logged now and then, a step neither ends a row nor adds to the calm."""
+        memory = self._memory
+        if not event.is_silent:
+            memory.stride, memory.silent = min(memory.silent, MOST_SILENT) + 1, 0
+            return False
+        if not memory.silent:
+            memory.silent_position = first_position_of(event)
+        memory.silent += 1
+        return memory.silent <= MOST_SILENT
 
     def _is_over_probation(self, event: StepJudged) -> bool:
         is_strict = self._memory.state == "half_open"
@@ -168,7 +198,7 @@ class Breaker:
         end = loaded + self._rules.probation_steps
         if trip is not None:
             # Doubled rewinds begin far before the place: it must have been passed as well.
-            end = max(end, trip.step + CALM_STEPS)
+            end = max(end, trip.step + CALM_STEPS * memory.stride)
         if event.step >= end and memory.since_step is None:
             memory.trip, memory.rewinds = None, 0
             memory.trips = []
@@ -277,7 +307,7 @@ class Breaker:
         if memory.since_step is not None:
             self._emit(ClearSuspect(cause=self._cause, since_step=memory.since_step))
         if trip is not None and step is not None:
-            memory.lenient_kind, memory.lenient_until = trip.kind, step + LENIENT_STEPS
+            memory.lenient_kind, memory.lenient_until = trip.kind, step + LENIENT_STEPS * memory.stride
         memory.trip = None
         memory.trips = memory.trips[:-1]  # a false alarm is no trouble that came back
         self._forget_outlier()
@@ -302,9 +332,14 @@ class Breaker:
     def _resumed(self, event: Resumed) -> None:
         memory = self._memory
         was_open = memory.state in ("open", "ended")
-        memory.loaded_step, memory.step = event.step, None
+        since, position = memory.since_step, memory.since_position
+        memory.loaded_step, memory.step, memory.silent = event.step, None, 0
         self._forget_outlier()
         memory.is_going_back = False
+        if since is not None and event.step > since and not was_open:
+            # No rewind, and what was loaded is from after the first outlier itself: the doubt goes on.
+            memory.since_step, memory.since_position = since, position
+            return
         if was_open:
             memory.lenient_kind = None
             self._move("half_open", event.step, f"resumed at step {event.step}")

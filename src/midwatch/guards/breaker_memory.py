@@ -29,7 +29,13 @@ class Memory(msgspec.Struct, kw_only=True):
     is_step_anomalous: bool = False
     in_a_row: int = 0
     calm: int = 0
-    """Steps since the last outlier."""
+    """Steps since the last outlier, of those whose loss is known."""
+    silent: int = 0
+    """Steps since the last one whose loss is known."""
+    silent_position: int = 0
+    """In the data, of the first of these."""
+    stride: int = 1
+    """From one step whose loss is known to the next."""
     since_step: int | None = None
     """The first outlier of what is going on."""
     since_position: int = 0

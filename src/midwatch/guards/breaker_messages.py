@@ -36,6 +36,8 @@ class StepJudged(_Event, frozen=True, kw_only=True, tag=True):
     """In the data, in batches; the step where nobody says otherwise."""
     first_position: int | None = None
     """Of a step that took several batches; None where it took one."""
+    is_silent: bool = False
+    """The loss is logged now and then, and was not at this step."""
 
 
 class Decision(_Event, frozen=True, kw_only=True, tag=True):
@@ -166,4 +168,5 @@ def judged(
         ranks=worst.ranks if worst else (),
         position=position,
         first_position=first_position,
+        is_silent=judgement.is_silent,
     )

@@ -30,8 +30,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Mean over all ranks, in nats."""
     grad_norm: float | None = None
     """Of the whole model, before clipping."""
-    lr: float | tuple[float, ...] | None = None
-    """Of each parameter group, in the optimizer's order."""
+    lr: float | tuple[float | None, ...] | None = None
+    """Of each parameter group, in the optimizer's order; None for one that is not known."""
     loss_scale: float | None = None
     is_skipped: bool = False
     """The optimizer left this step out, as a dynamic loss scale does after an overflow."""
@@ -43,6 +43,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     rank_losses: Mapping[int, float] | None = None
     """Local values, before the reduction."""
     rank_norms: Mapping[int, float] | None = None
+    rank_gradients: Mapping[int, float] | None = None
+    """Norms of the ranks' own gradients, which no reduction has mixed yet. Only of ranks that hold the same
+    parameters; a loss scale that all have alike does not matter."""
     checksums: Mapping[int, str] | None = None
     """Of the parameters, of ranks that should hold the same ones."""
     are_replicas_certain: bool = True
@@ -79,7 +82,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     metric: str
     value: float | None = None
     low: float | None = None
-    """The band that was expected; None where it is open."""
+    """The band that was expected of ``value``, in its unit; None where it is open. What lies on the edge of it, or
+    beyond, was found. Which rules have one: docs/explanation/guards.md."""
     high: float | None = None
     z: float | None = None
     """How far outside, in robust standard deviations of what came before; None for rules that are exact."""
@@ -105,6 +109,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """Some signal is out of its band, told or not: from here on checkpoints may be in doubt."""
     z: float | None = None
     """The loss against its trend."""
+    is_silent: bool = False
+    """The loss is logged now and then, and was not at this step: nobody knows what it was."""
 
     @property
     def ok(self) -> bool:

@@ -9,10 +9,13 @@ from typing import Any, Final
 
 from midwatch.guards.episode import Episode
 from midwatch.guards.finding import Finding, Kind, Sample, Tier
+from midwatch.guards.search import MOST_LEFT_OUT, MOST_UNMOVED, ScaleSearch
 
 SKIPS_ALLOWED: Final = 3
 SKIPS_WITHIN: Final = 10
 """Steps in which a dynamic loss scale may leave out so many; it does so by design when it is too high."""
+EARLY: Final = 2
+"""Times as many at the start of a run, where gradients grow and shrink faster than they ever will again."""
 QUIET_AFTER: Final = 50
 MAX_NAMED: Final = 8
 """Ranks named in a sentence."""
@@ -30,7 +33,9 @@ class FiniteGuard:
         self._entropy_floor = entropy_floor
         self._is_dynamic = is_scaling_dynamic
         self._scale: float | None = None
-        self._skips: deque[int] = deque(maxlen=SKIPS_ALLOWED + 1)
+        self._search = ScaleSearch()
+        self._is_new_attempt = False
+        self._skips: deque[int] = deque(maxlen=EARLY * SKIPS_ALLOWED + 1)
         self._episode = Episode(QUIET_AFTER)
         self._had_loss = False
         self.seen: Kind | None = None
@@ -39,17 +44,37 @@ class FiniteGuard:
     def judge(self, sample: Sample, *, is_past_start: bool) -> Finding | None:
         """Look at whatever numbers the sample has."""
         self._episode.passed()
-        self._learn_scaling(sample.loss_scale)
-        finding = self._first(sample, is_past_start=is_past_start)
+        has_fallen = self._learn_scaling(sample.loss_scale)
+        finding = self._first(sample, has_fallen=has_fallen, is_past_start=is_past_start)
         self.seen = finding.kind if finding is not None and finding.tier == "trip" else None
         return finding if finding is not None and self._episode.is_news(finding.tier) else None
 
-    def _learn_scaling(self, scale: float | None) -> None:
-        if scale is not None and math.isfinite(scale):
-            self._is_dynamic = self._is_dynamic or scale != 1 or (self._scale is not None and scale != self._scale)
-            self._scale = scale
+    @property
+    def is_searching(self) -> bool:
+        """The loss scale is not found yet, so that it may fall step after step."""
+        return not self._search.is_over
 
-    def _first(self, sample: Sample, *, is_past_start: bool) -> Finding | None:
+    def resumed(self) -> None:
+        """The next sample is the first after a resume. Where the scale begins anew there, so does the search for it."""
+        self._is_new_attempt = True
+        if self._scale is None:
+            self._search = ScaleSearch(is_after_resume=True)
+
+    def _learn_scaling(self, scale: float | None) -> bool:
+        """Whether it fell, which tells of a step that was left out."""
+        if scale is None or not math.isfinite(scale):
+            return False
+        last, self._scale = self._scale, scale
+        self._is_dynamic = self._is_dynamic or scale != 1 or (last is not None and scale != last)
+        if self._is_new_attempt:
+            self._is_new_attempt = False
+            if last is None or scale > 2 * last:
+                self._search = ScaleSearch(is_after_resume=True)
+                self._skips.clear()
+            return False
+        return last is not None and scale < last
+
+    def _first(self, sample: Sample, *, has_fallen: bool, is_past_start: bool) -> Finding | None:
         bad: list[str] = []
         if _is_bad(sample.loss):
             bad.append("loss")
@@ -58,15 +83,14 @@ class FiniteGuard:
         if _is_bad(sample.param_norm):
             bad.append("param_norm")
         losses, norms = _bad_ranks(sample.rank_losses), _bad_ranks(sample.rank_norms)
-        if bad or losses or norms:
-            # An overflow that a dynamic loss scale leaves out shows in gradients, not in the loss.
-            may_skip = self._is_dynamic and not losses and bad in (["grad_norm"], [])
-            if (may_skip or sample.is_skipped) and "param_norm" not in bad:
-                # Its first search for a scale may take any number of steps.
-                return self._left_out(sample, bad) if is_past_start else None
-            return self._not_finite(sample, bad, sorted({*losses, *norms}))
-        if sample.loss is None:
-            return None
+        has_bad = bool(bad or losses or norms)
+        # An overflow that a dynamic loss scale leaves out shows in gradients, not in the loss.
+        may_skip = self._is_dynamic and not losses and bad in (["grad_norm"], [])
+        if has_bad and (not (may_skip or sample.is_skipped) or "param_norm" in bad):
+            return self._not_finite(sample, bad, losses, norms)
+        finding = self._left_out(sample, is_left_out=has_bad, has_fallen=has_fallen, is_past_start=is_past_start)
+        if finding is not None or has_bad or sample.loss is None:
+            return finding
         if sample.loss == 0:
             return self._low(sample, "zero_loss", "the loss is exactly 0: some loggers hide NaN that way")
         if self._entropy_floor and sample.loss < self._entropy_floor:
@@ -75,28 +99,57 @@ class FiniteGuard:
         self._had_loss = True
         return None
 
-    def _left_out(self, sample: Sample, bad: list[str]) -> Finding | None:
-        if not self._skips or self._skips[-1] != sample.step:
+    def _left_out(self, sample: Sample, *, is_left_out: bool, has_fallen: bool, is_past_start: bool) -> Finding | None:
+        """Count the steps that a loss scale leaves out.
+
+        Args:
+            is_left_out: By its numbers. A scale that falls is another rule's to judge, once one was found.
+        """
+        search, is_unmoved = self._search, sample.loss_scale is not None and not has_fallen
+        # Only a word of the script's: it may count what it should tell, and that must not stop a run.
+        tier: Tier = "trip" if is_left_out or self._scale is not None else "incident"
+        is_left_out = is_left_out or (sample.is_skipped and not has_fallen)
+        if not search.is_over:
+            is_any = is_left_out or has_fallen
+            search.take(sample.step, is_left_out=is_any, is_unmoved=is_unmoved, is_past_start=is_past_start)
+            if search.is_over:
+                self._skips.clear()
+        if is_left_out and (not self._skips or self._skips[-1] != sample.step):
             self._skips.append(sample.step)
+        if not search.is_over:
+            return self._too_long(sample, tier) if search.is_too_long else None
+        if not is_left_out:
+            return None
+        allowed = SKIPS_ALLOWED if is_past_start else EARLY * SKIPS_ALLOWED
         within = sum(sample.step - step < SKIPS_WITHIN for step in self._skips)
-        if within <= SKIPS_ALLOWED:
+        if within <= allowed:
             return None
         text = f"{within} of {SKIPS_WITHIN} steps were left out: that is no loss scale that was merely too high"
-        return self._finding(sample, bad[0] if bad else "grad_norm", (), text)
+        return _skipped(sample.step, tier, within, allowed, text)
 
-    def _not_finite(self, sample: Sample, bad: list[str], ranks: list[int]) -> Finding:
+    def _too_long(self, sample: Sample, tier: Tier) -> Finding:
+        search = self._search
+        search.end()
+        if search.unmoved > MOST_UNMOVED:
+            text = f"{search.unmoved} steps in a row were left out with the loss scale at {sample.loss_scale:g}"
+            return _skipped(sample.step, tier, search.unmoved, MOST_UNMOVED, f"{text}: it is not what is wrong")
+        text = f"{search.left_out} steps were left out from the beginning: no search for a loss scale takes so many"
+        return _skipped(sample.step, tier, search.left_out, MOST_LEFT_OUT, text)
+
+    @staticmethod
+    def _not_finite(sample: Sample, bad: list[str], losses: list[int], norms: list[int]) -> Finding:
+        ranks = sorted({*losses, *norms})
         text = f"{' and '.join(bad) or 'a local value'} not finite"
         if ranks:
             text += f"; first seen on {_named(ranks)}"
         if sample.place:
             text += f", in the gradient of {sample.place}"
-        return self._finding(sample, bad[0] if bad else "loss", tuple(ranks), text)
-
-    @staticmethod
-    def _finding(sample: Sample, metric: str, ranks: tuple[int, ...], text: str) -> Finding:
-        value = getattr(sample, metric)
+        metric = bad[0] if bad else "loss" if losses else "grad_norm"
+        own = sample.rank_losses if losses else sample.rank_norms
+        # Where only some ranks' own is not finite it is theirs that is told.
+        value = getattr(sample, metric) if bad or not own else own[(losses or norms)[0]]
         return Finding(
-            step=sample.step, kind="nonfinite", tier="trip", metric=metric, value=value, ranks=ranks, text=text
+            step=sample.step, kind="nonfinite", tier="trip", metric=metric, value=value, ranks=tuple(ranks), text=text
         )
 
     def _low(self, sample: Sample, kind: Kind, text: str) -> Finding:
@@ -109,7 +162,7 @@ class FiniteGuard:
             tier=tier if self._had_loss else "note",
             metric="loss",
             value=sample.loss,
-            low=self._entropy_floor,
+            low=self._entropy_floor if kind == "low_loss" else None,
             text=text,
         )
 
@@ -118,6 +171,8 @@ class FiniteGuard:
             "is_dynamic": self._is_dynamic,
             "scale": self._scale,
             "skips": list(self._skips),
+            "search": self._search.state_dict(),
+            "is_new_attempt": self._is_new_attempt,
             "had_loss": self._had_loss,
             "episode": self._episode.state_dict(),
         }
@@ -126,8 +181,17 @@ class FiniteGuard:
         self._is_dynamic = self._is_dynamic or state["is_dynamic"]
         self._scale = state["scale"]
         self._had_loss = state["had_loss"]
-        self._skips = deque(state["skips"], maxlen=SKIPS_ALLOWED + 1)
+        self._skips = deque(state["skips"], maxlen=EARLY * SKIPS_ALLOWED + 1)
+        self._is_new_attempt = state.get("is_new_attempt", False)
+        if "search" in state:
+            self._search.load_state_dict(state["search"])
         self._episode.load_state_dict(state["episode"])
+
+
+def _skipped(step: int, tier: Tier, count: int, allowed: int, text: str) -> Finding:
+    return Finding(
+        step=step, kind="nonfinite", tier=tier, metric="skipped", value=float(count), high=float(allowed), text=text
+    )
 
 
 def _is_bad(value: float | None) -> bool:

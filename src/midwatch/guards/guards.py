@@ -71,6 +71,7 @@ class Guards:
         self._resume = ResumeTest()
         self._losses = RankGuard("loss")
         self._rank_norms = RankGuard("grad_norm")
+        self._rank_gradients = RankGuard("own_grad_norm")
         self._replicas = ReplicaGuard()
         self._batches = BatchGuard()
 
@@ -97,6 +98,7 @@ class Guards:
             is_impossible=is_bad,
             is_outlier=is_outlier or (bool(findings) and any(one.tier != "note" for one in findings)),
             z=self._spikes.z if "loss" in self._taken else None,
+            is_silent=not is_bad and sample.loss is None and "loss" not in self._taken and self._spikes.has_any,
         )
 
     @property
@@ -111,6 +113,8 @@ class Guards:
         """
         self._resume.resumed(self._spikes.trend)
         self._updates.resumed(step)
+        self._finite.resumed()
+        self._scaling.resumed()
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -148,9 +152,12 @@ class Guards:
         if sample.lr is not None and self._schedule is not None and self._is_new("lr"):
             found.append(self._schedule.judge(sample.step, sample.lr))
             is_outlier = self._schedule.is_outlier and "lr_off_plan" not in self._off
-        if _is_usable(sample.loss_scale) and self._is_new("loss_scale"):
-            is_past_start = sample.step >= self._start
-            found.append(self._scaling.judge(sample.step, sample.loss_scale, is_past_start=is_past_start))
+        if sample.loss_scale is not None and self._is_new("loss_scale"):
+            is_past_start, is_searching = sample.step >= self._start, self._finite.is_searching
+            scaling = self._scaling
+            found.append(
+                scaling.judge(sample.step, sample.loss_scale, is_searching=is_searching, is_past_start=is_past_start)
+            )
         return is_outlier
 
     def _take_updates(self, sample: Sample, found: list[Finding | None]) -> None:
@@ -168,6 +175,8 @@ class Guards:
             found += self._losses.judge(sample.step, sample.rank_losses)
         if sample.rank_norms and self._is_new("rank_norms"):
             found += self._rank_norms.judge(sample.step, sample.rank_norms)
+        if sample.rank_gradients and self._is_new("rank_gradients"):
+            found += self._rank_gradients.judge(sample.step, sample.rank_gradients)
         if sample.checksums and self._is_new("checksums"):
             is_certain, place = sample.are_replicas_certain, sample.place
             found.append(self._replicas.judge(sample.step, sample.checksums, is_certain=is_certain, place=place))
@@ -202,6 +211,7 @@ class Guards:
             "resume": self._resume,
             "losses": self._losses,
             "rank_norms": self._rank_norms,
+            "rank_gradients": self._rank_gradients,
             "replicas": self._replicas,
             "batches": self._batches,
         }

@@ -79,7 +79,7 @@ class LevelGuard:
             tier="trip" if is_trip else "incident",
             metric="loss",
             value=now,
-            high=unlog(best + limit),
+            high=unlog(best + (limit / 2 if is_trip else limit)),  # from half of it on it is over
             z=(level - best) / limit * ERRORS,
             text=text + (f", and has stayed up for {self._risen_for} values" if is_trip else ""),
         )

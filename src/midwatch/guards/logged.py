@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, Final, TypeGuard, cast
 
 from midwatch.guards.finding import Sample
 
@@ -21,8 +21,11 @@ NUMBERS: Final = (
     "same_rows_ranks",
     "source_z",
 )
-"""Names that are taken as they are; ``lr`` may be one number or one for each parameter group."""
+"""Names that are taken as they are."""
 
+LR_NAMES: Final = ("lr", *(f"lr_group{number}" for number in range(1, 8)))
+"""The learning rates of the first eight parameter groups, which are recorded and judged. In ``run.log`` ``lr`` may also
+be a list of them."""
 
 LARGEST: Final = 2**1000
 """Beyond what a float holds there is nothing to judge."""
@@ -33,18 +36,28 @@ def sample_of(step: int, values: Mapping[str, Any]) -> Sample:
 
     Args:
         values: As given to ``run.log``, on the host: plain numbers, no tensors. ``skipped`` says that the optimizer
-            left the step out.
+            left the step out, where it is 1; more is no word on one step.
     """
     known: dict[str, Any] = {name: float(values[name]) for name in NUMBERS if _is_number(values.get(name))}
     lr = values.get("lr")
-    if _is_number(lr):
-        known["lr"] = float(cast("float", lr))
-    elif isinstance(lr, (list, tuple)) and lr and all(map(_is_number, cast("list[Any]", lr))):
-        known["lr"] = tuple(float(rate) for rate in cast("list[float]", lr))
-    return Sample(step=step, is_skipped=bool(values.get("skipped", False)), **known)
+    told = cast("list[Any]", lr) if isinstance(lr, (list, tuple)) else [values.get(name) for name in LR_NAMES]
+    rates = {group: float(rate) for group, rate in enumerate(told) if _is_number(rate)}
+    return Sample(step=step, is_skipped=values.get("skipped") == 1, lr=by_group(rates), **known)
 
 
-def _is_number(value: object) -> bool:
+def by_group(rates: Mapping[int, float | None]) -> float | tuple[float | None, ...] | None:
+    """The learning rates of a sample: by parameter group, with gaps for those that are not known.
+
+    Args:
+        rates: By the number of the group.
+    """
+    known = {group: rate for group, rate in rates.items() if rate is not None}
+    if not known.keys() - {0}:
+        return known.get(0)
+    return tuple([known.get(group) for group in range(max(known) + 1)])
+
+
+def _is_number(value: object) -> TypeGuard[float]:
     if isinstance(value, int):
         return not isinstance(value, bool) and abs(value) < LARGEST
     return isinstance(value, float)

@@ -68,7 +68,7 @@ class NormGuard:
         values = [unlog(value) for value in list(self._recent)[-CLIMB_STEPS - 1 :]]
         course = ", ".join(f"{value:.3g}" for value in values)
         text = f"the gradient norm at least doubles step after step ({course}): the loss may follow"
-        high = unlog(max(list(self._recent)[:-CLIMB_STEPS])) * CLIMB_RATIO
+        high = max(values[-2] * CLIMB_RATIO, unlog(max(list(self._recent)[:-1])))
         return Finding(step=step, kind="grad_climb", tier="note", metric="grad_norm", value=norm, high=high, text=text)
 
     def _together(self, step: int, norm: float, z: float) -> list[Finding]:

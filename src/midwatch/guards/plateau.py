@@ -49,7 +49,7 @@ class PlateauGuard:
             return None
         self._next_test = step * TEST_GROWTH
         exponent = self._exponent((1 - LAST_SHARE) * step)
-        return None if exponent is None else self._compare(step, loss, exponent)
+        return None if exponent is None else self._compare(step, exponent)
 
     def _keep(self, step: int, value: float) -> None:
         if not self._buckets or self._buckets[-1][0] >= self._size:
@@ -76,7 +76,7 @@ class PlateauGuard:
         spread = sum(n * (x - mean_x) ** 2 for n, x, _ in points)
         return -sum(n * (x - mean_x) * (y - mean_y) for n, x, y in points) / spread if spread > 0 else None
 
-    def _compare(self, step: int, loss: float, exponent: float) -> Finding | None:
+    def _compare(self, step: int, exponent: float) -> Finding | None:
         usual = sorted(self._earlier)[len(self._earlier) // 2] if self._earlier else 0.0
         is_slow = usual > MIN_EXPONENT and exponent < SLOW_SHARE * usual
         if not is_slow:
@@ -90,8 +90,9 @@ class PlateauGuard:
             step=step,
             kind="plateau",
             tier="note",
-            metric="loss",
-            value=loss,
+            metric="loss_exponent",
+            value=exponent,
+            low=SLOW_SHARE * usual,
             text=f"the loss hardly falls: exponent {exponent:.3g} over the last quarter, usual was {usual:.3g}; "
             "is the learning rate what was planned?",
         )

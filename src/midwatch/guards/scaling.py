@@ -13,49 +13,102 @@ WITHIN_STEPS: Final = 10
 LIMIT: Final = 3
 """Halvings, or doublings, within so many steps. A scale that is too high is halved once; it is doubled after a
 thousand clean steps or more."""
+EARLY_LIMIT: Final = 6
+"""At the start of a run, where gradients may grow thirtyfold within a few steps."""
+SMALLEST: Final = 2.0**-14
+"""The smallest normal number of fp16. The scale is the first gradient of the backward pass: a smaller one loses its
+digits, and with 2^-25 it is zero. Systems that have a lowest scale stop at 1, or at 0.0001."""
+LARGEST: Final = 2.0**127
+"""Of fp32, which scales are kept in."""
 QUIET_AFTER: Final = 20
 
 
 class ScaleGuard:
-    """Judges the loss scale of each step, once the first search for it is over."""
+    """Judges the loss scale of each step."""
 
     def __init__(self) -> None:
         self._last: float | None = None
+        self._was_useful = False
         self._changes: deque[tuple[int, int]] = deque()
         self._episode = Episode(QUIET_AFTER)
-        self.is_outlier = False
 
-    def judge(self, step: int, scale: float, *, is_past_start: bool) -> Finding | None:
-        """Count how often the scale was halved or doubled lately; ``scale`` is positive and finite."""
+    def resumed(self) -> None:
+        """The next scale is the first after a resume, and may be a new one."""
+        self._last = None
+        self._changes.clear()
+
+    def judge(self, step: int, scale: float, *, is_searching: bool, is_past_start: bool) -> Finding | None:
+        """Count how often the scale was halved or doubled lately.
+
+        Args:
+            scale: Whatever was logged as one. Of 0 from the first step on it is taken that nothing is scaled.
+            is_searching: It may fall step after step, to a bound.
+        """
         self._episode.passed()
+        if not SMALLEST <= scale < math.inf:
+            return self._useless(step, scale) if self._was_useful else None
+        self._was_useful = True
         last, self._last = self._last, scale
         while self._changes and step - self._changes[0][0] >= WITHIN_STEPS:
             self._changes.popleft()
-        if last is not None and scale != last and is_past_start:
+        if last is None or is_searching:
+            return None
+        if scale != last:
             self._changes.append((step, round(math.log2(scale) - math.log2(last))))
+        if not self._changes:
+            return None
         halvings = -sum(change for _, change in self._changes if change < 0)
         doublings = sum(change for _, change in self._changes if change > 0)
-        self.is_outlier = halvings >= LIMIT or doublings >= LIMIT
-        if halvings >= LIMIT:
-            return self._tell(step, scale, "scale_collapse", "trip", f"halved {halvings} times")
-        if doublings >= LIMIT:
-            return self._tell(step, scale, "scale_runaway", "incident", f"doubled {doublings} times")
+        limit = LIMIT if is_past_start else EARLY_LIMIT
+        within = f"times within {WITHIN_STEPS} steps"
+        if halvings >= limit:
+            low = scale * 2.0 ** (halvings - limit + 1)
+            return self._tell(step, "scale_collapse", "trip", scale, f", halved {halvings} {within}", low=low)
+        if is_past_start and doublings >= LIMIT:
+            high = scale * 2.0 ** (LIMIT - 1 - doublings)
+            return self._tell(step, "scale_runaway", "incident", scale, f", doubled {doublings} {within}", high=high)
         return None
 
-    def _tell(self, step: int, scale: float, kind: Kind, tier: Tier, what: str) -> Finding | None:
+    def _useless(self, step: int, scale: float) -> Finding | None:
+        what = ": such a one leaves nothing of a gradient, and each step is left out"
+        if scale > SMALLEST:
+            return self._tell(step, "scale_runaway", "trip", scale, what, high=LARGEST)
+        return self._tell(step, "scale_collapse", "trip", scale, what, low=SMALLEST)
+
+    def _tell(
+        self,
+        step: int,
+        kind: Kind,
+        tier: Tier,
+        scale: float,
+        what: str,
+        *,
+        low: float | None = None,
+        high: float | None = None,
+    ) -> Finding | None:
         if not self._episode.is_news(tier):
             return None
-        text = f"loss scale {scale:g}, {what} within {WITHIN_STEPS} steps"
-        return Finding(step=step, kind=kind, tier=tier, metric="loss_scale", value=scale, text=text)
+        return Finding(
+            step=step,
+            kind=kind,
+            tier=tier,
+            metric="loss_scale",
+            value=scale,
+            low=low,
+            high=high,
+            text=f"loss scale {scale:g}{what}",
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "last": self._last,
+            "was_useful": self._was_useful,
             "changes": [list(change) for change in self._changes],
             "episode": self._episode.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._last = state["last"]
+        self._was_useful = state.get("was_useful", self._last is not None)
         self._changes = deque((step, change) for step, change in state["changes"])
         self._episode.load_state_dict(state["episode"])

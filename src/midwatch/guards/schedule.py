@@ -48,60 +48,91 @@ class Schedule:
         return (floor + (peak - floor) * left, max(floor, peak * left))
 
 
+class _Multiple:
+    """How many times the plan one group's rate is: the numbers that explain every rate of it so far."""
+
+    def __init__(self, least: float = 0.0, most: float = math.inf) -> None:
+        self.least = least
+        self.most = most
+
+    def narrowed(self, rate: float, low: float, high: float) -> _Multiple | None:
+        """As far as a rate also follows the plan; None where it does not by any of the numbers."""
+        if not 0 <= rate < math.inf:
+            return None
+        if high <= 0:
+            return self if rate == 0 else None
+        least, most = max(self.least, rate / high), min(self.most, rate / low if low > 0 else math.inf)
+        return _Multiple(least, most) if least <= most and least < math.inf else None
+
+    def as_data(self) -> list[float | None]:
+        """For JSON, which has no infinity."""
+        return [self.least, self.most if self.most < math.inf else None]
+
+
+def _multiple_of(data: Any) -> _Multiple:
+    """Of a saved state; one from before knows a single number, which held with the plan's tolerance."""
+    if isinstance(data, (int, float)):
+        return _Multiple(data * (1 - TOLERANCE), data * (1 + TOLERANCE))
+    least, most = data
+    return _Multiple(least, math.inf if most is None else most)
+
+
 class ScheduleGuard:
     """Judges the rates of each step.
 
-    The first group has the planned rate. Others may have a multiple of it, which is learned from the first step that
-    they are seen in, and must stay.
+    The first group has the planned rate. Others may have a multiple of it, which is learned from every step that they
+    are seen in, and must stay. Each is held against the plan and not against the first group's rate: that may be of
+    another moment, before or behind the scheduler, or not be told.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._ratios: list[float] = []
+        self._multiples: dict[int, _Multiple] = {0: _Multiple(1.0, 1.0)}
         self._episode = Episode(QUIET_AFTER)
         self.is_outlier = False
 
-    def judge(self, step: int, lr: float | tuple[float, ...]) -> Finding | None:
-        """Compare the rates of all groups."""
+    def judge(self, step: int, lr: float | tuple[float | None, ...]) -> Finding | None:
+        """Compare the rates of all groups; None for one that is not known."""
         rates = lr if isinstance(lr, tuple) else (lr,)
         self._episode.passed()
         finding = self._off_plan(step, rates)
         self.is_outlier = finding is not None
-        self._learn(rates)
         return finding if finding is not None and self._episode.is_news("incident") else None
 
-    def _learn(self, rates: tuple[float, ...]) -> None:
-        if len(self._ratios) != len(rates) and rates and rates[0] > 0 and all(map(math.isfinite, rates)):
-            self._ratios = [rate / rates[0] for rate in rates]
-
-    def _off_plan(self, step: int, rates: tuple[float, ...]) -> Finding | None:
+    def _off_plan(self, step: int, rates: tuple[float | None, ...]) -> Finding | None:
         low, high = self._schedule.band(step)
+        learned: dict[int, _Multiple] = {}
         for group, rate in enumerate(rates):
-            ratio = self._ratios[group] if len(self._ratios) == len(rates) else 1.0
-            if group and len(self._ratios) != len(rates):
+            if rate is None:
                 continue
-            if not low * ratio <= rate <= high * ratio:
-                return self._finding(step, group, rate, low * ratio, high * ratio)
+            multiple = self._multiples.get(group) or _Multiple()
+            narrowed = multiple.narrowed(rate, low, high)
+            if narrowed is None:
+                return self._finding(step, group, rate, (low, high), multiple)
+            learned[group] = narrowed
+        self._multiples.update({group: multiple for group, multiple in learned.items() if group})
         return None
 
-    def _finding(self, step: int, group: int, rate: float, low: float, high: float) -> Finding:
-        planned = (low + high) / 2
+    def _finding(self, step: int, group: int, rate: float, band: tuple[float, float], multiple: _Multiple) -> Finding:
         which = f" of group {group}" if group else ""
-        by = f"{rate / planned:.3g} times" if planned > 0 else "not"
+        low: float | None = None
+        high: float | None = None
+        text = f"learning rate{which} {rate:.4g}, which none can be"
+        if 0 <= rate < math.inf and multiple.most < math.inf:
+            low, high = band[0] * multiple.least, band[1] * multiple.most
+            planned = (low + high) / 2
+            by = f"{rate / planned:.3g} times" if planned > 0 else "not"
+            text = f"learning rate{which} {rate:.4g} where {planned:.4g} was planned: {by} the plan"
         return Finding(
-            step=step,
-            kind="lr_off_plan",
-            tier="incident",
-            metric="lr",
-            value=rate,
-            low=low,
-            high=high,
-            text=f"learning rate{which} {rate:.4g} where {planned:.4g} was planned: {by} the plan",
+            step=step, kind="lr_off_plan", tier="incident", metric="lr", value=rate, low=low, high=high, text=text
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"ratios": list(self._ratios), "episode": self._episode.state_dict()}
+        groups = range(1, max(self._multiples) + 1)
+        others = [(self._multiples.get(group) or _Multiple()).as_data() for group in groups]
+        return {"ratios": [[1.0, 1.0], *others], "episode": self._episode.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._ratios = list(state["ratios"])
+        multiples = map(_multiple_of, state["ratios"][1:])
+        self._multiples = {0: _Multiple(1.0, 1.0), **dict(enumerate(multiples, 1))}
         self._episode.load_state_dict(state["episode"])

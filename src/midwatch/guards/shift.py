@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from midwatch.guards.trend import Trend
 from midwatch.guards.window import RollingMedian
@@ -36,6 +36,17 @@ MOST: Final = 4.0
 """No single value counts for more in the sum."""
 
 
+class Shift(NamedTuple):
+    """A value with which a series has shifted."""
+
+    z: float
+    low: float | None
+    """The band that the value is outside of, in logarithms; None where it is open."""
+    high: float | None
+    is_lasting: bool
+    """It has added up: the value alone would say little."""
+
+
 class ShiftGuard:
     """Judges a series of logarithms; needs no warm-up, for the data do not depend on training.
 
@@ -52,37 +63,42 @@ class ShiftGuard:
         self._is_one_enough = is_one_enough
         self._scores: deque[float] = deque(maxlen=5)
         self._sums = [0.0 for _ in sides]
-        self.low = 0.0
-        self.high = 0.0
-        """The band around the value that was expected last, in logarithms."""
 
-    def judge(self, value: float) -> float | None:
-        """The score of a value with which the series has shifted; None for one that belongs to it. Learns the value."""
+    def judge(self, value: float) -> Shift | None:
+        """None for a value that belongs to the series. Learns it."""
         usual = self._trend.score(value)
-        z = self._score(value) if usual is not None else None
-        has_shifted = z is not None and self._has_shifted(value, z)
+        shift = self._judge(value) if usual is not None else None
         self._trend.learn(value, usual)
-        return z if has_shifted else None
+        return shift
 
-    def _score(self, value: float) -> float | None:
+    def _judge(self, value: float) -> Shift | None:
         expected = self._trend.expect()
-        scale = self._trend.scale
-        is_known = len(self._distances.values) >= TAIL_FROM
+        distances, scale = self._distances.values, self._trend.scale
+        is_known = len(distances) >= TAIL_FROM
         if is_known:
             scale = max(scale, self._distances.quantile(TAIL_SHARE) / TAIL_SCALES)
         self._distances.add(abs(value - expected))
-        self.low, self.high = expected - SHIFT_Z * scale, expected + SHIFT_Z * scale
-        return (value - expected) / scale if is_known else None
+        if not is_known:
+            return None
+        z = (value - expected) / scale
+        limits = self._limits(z, value - expected, scale)
+        if limits is None:
+            return None
+        below, above = limits
+        low = expected - below if -1 in self._sides else None
+        return Shift(z, low, expected + above, is_lasting=above == CUSUM_DRIFT * scale)
 
-    def _has_shifted(self, value: float, z: float) -> bool:
+    def _limits(self, z: float, distance: float, scale: float) -> tuple[float, float] | None:
+        """How far below and above a value may lie by the rule that this one breaks; None where it breaks none."""
         self._scores.append(z)
         has_added_up = self._has_added_up(z)
-        several = any(
-            z * side > SHIFT_Z and sum(one * side > SHIFT_Z for one in self._scores) >= 3 for side in self._sides
-        )
-        middle = (self.low + self.high) / 2
-        is_far = self._is_one_enough and (z > SINGLE_Z or (z < -SINGLE_Z and value < middle - HALVED))
-        return has_added_up or several or is_far
+        lowest = max(SINGLE_Z * scale, HALVED)
+        if self._is_one_enough and (z > SINGLE_Z or distance < -lowest):
+            return lowest, SINGLE_Z * scale
+        for side in self._sides:
+            if z * side > SHIFT_Z and sum(one * side > SHIFT_Z for one in self._scores) >= 3:
+                return SHIFT_Z * scale, SHIFT_Z * scale
+        return (CUSUM_DRIFT * scale, CUSUM_DRIFT * scale) if has_added_up else None
 
     def _has_added_up(self, z: float) -> bool:
         z = min(MOST, max(-MOST, z))

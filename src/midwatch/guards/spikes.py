@@ -51,6 +51,11 @@ class SpikeGuard:
         self.is_outlier = False
         """The value judged last lies above its band."""
 
+    @property
+    def has_any(self) -> bool:
+        """A loss was judged before."""
+        return bool(self._recent)
+
     def judge(self, step: int, loss: float, *, is_past_start: bool) -> Finding | None:
         """Score one positive, finite loss, and learn from it."""
         value = math.log(loss)

@@ -126,6 +126,9 @@ class Acting:
         kind = trip.kind if trip is not None else "spike"
         self._around.record("breaker.paused", memory.step, kind=kind, why=why, until_ns=memory.until_ns)
         self._around.say("error", f"{why}: `midwatch breaker show {self._around.desk.folder.parent}`")
+        if memory.since_step is not None:
+            # The process before may have ended before it could, or while its last save was being written.
+            self._doubt.suspect(memory.since_step)
         self._hold()
 
     def resumed(self, step: int) -> None:
@@ -151,7 +154,7 @@ class Acting:
         self._keep_before()
 
     def _keep_before(self) -> None:
-        known = [step for step in (self._breaker.memory.since_step, self._unjudged) if step is not None]
+        known = [step for step in (self._breaker.doubtful_from, self._unjudged) if step is not None]
         self._doubt.keep_before(min(known, default=None))
 
     def saved(self, events: Iterable[SaveEvent]) -> None:

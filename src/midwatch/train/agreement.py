@@ -12,11 +12,10 @@ import torch
 
 from midwatch.checkpoint import ControlGroup
 from midwatch.core import GuardError
-from midwatch.guards import NUMBERS, Finding, Sample
+from midwatch.guards import LR_NAMES, NUMBERS, Finding, Sample, by_group
 from midwatch.train.batch_numbers import READ, ROWS_HASH, SHARES, same_rows
-from midwatch.train.gauges import LR_NAMES
 from midwatch.train.highest import Highest, keys_of, of_keys, of_values
-from midwatch.train.inspecting_numbers import GRADIENT, INSPECTED, Evidence
+from midwatch.train.inspecting_numbers import GRADIENT, INSPECTED, LEFT_OUT, Evidence
 from midwatch.train.readings import LOGGED, MEANT, Unwatched, Watch
 
 SUMMED: Final = ("tokens_per_s", "samples_per_s")
@@ -72,12 +71,15 @@ class Agreed:
         """For the guards. The learning rates are the plan's: they are lowered within the optimizer's step only."""
         found = self.found
         known: dict[str, Any] = {name: found[name] for name in NUMBERS if name in found}
-        if "lr" in found:
-            rates = [found[name] for name in LR_NAMES if name in found]
-            known["lr"] = rates[0] if len(rates) == 1 else tuple(rates)
+        is_skipped = found.get("skipped") == 1.0
+        if not math.isfinite(found.get(LEFT_OUT, 1.0)) and math.isfinite(found.get("loss", 0.0)):
+            # An overflow, and no step: whoever scales the loss, and whether or not the scale can go down any further.
+            # A loss that is not finite is a fault with or without a step.
+            is_skipped, known["grad_norm"] = True, math.nan
         return Sample(
             step=self.step,
-            is_skipped=bool(found.get("skipped")),
+            lr=by_group(dict(enumerate(map(found.get, LR_NAMES)))),
+            is_skipped=is_skipped,
             rank_losses=self.by_rank.get("loss"),
             rank_norms=self.by_rank.get("grad_norm"),
             rank_seen=self._highest(READ["seen_share"]),

@@ -26,6 +26,8 @@ from midwatch.train.sources import Sources
 from midwatch.train.token_histogram import Counts, TokenHistogram, counted
 from midwatch.train.token_rows import rows_of
 
+_MOST_COUNTED: Final = 1 << 53
+"""Whole numbers up to here travel as what they are."""
 _SEEDS: Final = 2**64 - 1
 _EXACT: Final = 64 - 52
 """Bits of a hash that a number that travels cannot hold."""
@@ -52,8 +54,7 @@ class Batches:
     def add(self, where: object, source: str | Sequence[str], tokens: Any, epoch: SupportsIndex | None) -> None:
         """One batch; raises as ``Run.batch``."""
         with contextlib.suppress(TypeError):
-            position = operator.index(cast("SupportsIndex", where))
-            self._positions = (position if self._positions is None else self._positions[0], position)
+            self._at(operator.index(cast("SupportsIndex", where)))
         rows = rows_of(tokens) if tokens is not None else None
         if source:
             self._sources.add(source, rows.count if rows is not None else None)
@@ -64,6 +65,18 @@ class Batches:
         self._hashes += [xxhash.xxh3_64_intdigest(row.data, seed) or 1 for row in rows]
         counts = counted(rows.flat)
         self._counts = counts if self._counts is None else self._counts + counts
+
+    def _at(self, position: int) -> None:
+        """Counted from 0 in the data; a hash that is a number counts nothing."""
+        if 0 <= position < _MOST_COUNTED:
+            first, last = self._positions or (position, position)
+            self._positions = (min(first, position), max(last, position))
+
+    def forget_step(self) -> None:
+        """A loop begins: what was said before it belongs to no step."""
+        self._positions = self._counts = None
+        self._hashes = []
+        self._sources.forget_step()
 
     @property
     def positions(self) -> dict[str, float]:

@@ -68,6 +68,10 @@ class Decided:
         """This batch is left out."""
         return self.in_force.is_skipped(position)
 
+    def first_skipped(self, first: int, last: int) -> int | None:
+        """Of these batches, both ends included, the first one that is left out."""
+        return self.in_force.first_skipped(first, last)
+
     def lower(self, tracked: Iterable[Any]) -> None:
         """Lower the learning rates of all optimizers among these; those of earlier calls stay lowered."""
         factor = 1.0

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-MAX_GROUPS: Final = 8
-"""Parameter groups whose learning rate is recorded and judged, the first ones."""
-LR_NAMES: Final = ("lr", *(f"lr_group{number}" for number in range(1, MAX_GROUPS)))
+from midwatch.guards import LR_NAMES
 
 
 def spelled_out(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -78,7 +76,7 @@ def _rates_of(optimizer: Any) -> list[Any]:
     groups: Any = getattr(optimizer, "param_groups", None)
     if not isinstance(groups, (list, tuple)):
         return []
-    return [_copy(group["lr"]) for group in cast("list[dict[str, Any]]", groups)[:MAX_GROUPS] if "lr" in group]
+    return [_copy(group["lr"]) for group in cast("list[dict[str, Any]]", groups)[: len(LR_NAMES)] if "lr" in group]
 
 
 def _copy(value: Any) -> Any:

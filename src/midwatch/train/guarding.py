@@ -115,6 +115,8 @@ class Guarding:
         if not self._is_prepared:
             self.prepare(is_bound=False)
             self.begin(start, is_resumed=False, tracked=tracked.values())
+        self._readings.take()  # of before the loop, and so of no step
+        self.batches.forget_step()
         self.decided.lower(tracked.values())
         self._inspector.attach(tracked)
         if not self._exchange.is_wide and self._around.group.world_size > 1:
@@ -259,7 +261,7 @@ class Guarding:
             return
         last = agreed.step if agreed.position is None else agreed.position
         first = last if agreed.first_position is None else agreed.first_position
-        position = next((one for one in range(first, last + 1) if self.decided.skips(one)), None)
+        position = self.decided.first_skipped(first, last)
         if position is None:
             return
         self._told_unskipped = True

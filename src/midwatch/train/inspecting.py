@@ -21,7 +21,8 @@ from midwatch.config import InspectConfig
 from midwatch.core import Recorder
 from midwatch.guards import Sample
 from midwatch.train.inspecting_gradients import Gradients
-from midwatch.train.inspecting_numbers import GRADIENT, is_gradient_bad, with_bad_gradient
+from midwatch.train.inspecting_numbers import GRADIENT, LEFT_OUT, is_gradient_bad, with_bad_gradient, with_own_norms
+from midwatch.train.inspecting_peers import has_everything
 from midwatch.train.inspecting_quietly import Quietly
 from midwatch.train.inspecting_replicas import OnTheWay, Replicas, Split
 from midwatch.train.inspecting_updates import Updates
@@ -49,6 +50,8 @@ class Inspector:
         self._replicas: Replicas | None = None
         self._held: list[Holding] = []
         self._is_hooked = False
+        self._are_peers = False
+        """The ranks' own gradients are of the same parameters; the same on all of them."""
         self._first_step: int | None = None
         self._waiting: tuple[int, OnTheWay | None] | None = None
 
@@ -75,6 +78,11 @@ class Inspector:
             held = [Holding(name, p, alone, False) for _, module in modules for name, p in module.named_parameters()]
         replicas = self._of_replicas.do(Replicas, self._group, held)
         self._replicas = replicas if replicas is not None else Replicas(self._group, [])
+        if self._config.gradients and self._group.world_size > 1:
+            has_all = self._of_gradients.do(
+                has_everything, [module for _, module in modules], held, self._group.world_size
+            )
+            self._are_peers = all(told["has_all"] for told in self._group.gather({"has_all": bool(has_all)}))
         if self._config.replicas and self._group.world_size > 1:
             self._replicas.begin(self._of_replicas.do(self._replicas.take))
         return held
@@ -102,31 +110,33 @@ class Inspector:
         """
         if all(math.isfinite(numbers.get(name, 0.0)) for name in ("loss", "grad_norm")):
             return {}
-        verdict = self._of_gradients.do(self._gradients.now)
-        return {} if verdict is None else {GRADIENT: float(verdict)}
+        norm = self._of_gradients.do(self._gradients.now)
+        return {} if norm is None else {GRADIENT: float(norm)}
 
     def measured(self, step: int) -> dict[str, Any]:
         """The step is done: numbers on the device, by the names of ``INSPECTED``."""
         self._updates.close()
         found: dict[str, Any] = dict(self._of_updates.do(self._updates.take, step) or {})
-        verdict = self._of_gradients.do(self._verdict)
-        return found if verdict is None else {**found, GRADIENT: verdict}
+        return found | (self._of_gradients.do(self._own_norm) or {})
 
-    def _verdict(self) -> torch.Tensor | None:
+    def _own_norm(self) -> dict[str, torch.Tensor]:
         """On this step's gradients. A step that was left out, by a loss scale or by the script itself, did no harm."""
-        verdict = self._gradients.take()
-        if verdict is None or not self._updates.is_stepped:
-            return None
+        norm = self._gradients.take()
+        if norm is None:
+            return {}
+        if not self._updates.is_stepped:
+            return {LEFT_OUT: norm}
         left_out = self._updates.left_out()
-        return verdict if left_out is None else torch.where(left_out.to(verdict.device), 1.0, verdict)
+        return {GRADIENT: norm if left_out is None else torch.where(left_out.to(norm.device), 0.0, norm)}
 
     def completed(self, step: int, sample: Sample, found: Mapping[str, float], by_rank: Mapping[str, Any]) -> Sample:
-        """A sample of all ranks' numbers, with the ranks and the tensor where a gradient was not finite.
+        """A sample of all ranks' numbers, with the ranks' own gradient norms where those can be compared, and with the
+        ranks and the tensor where a gradient was not finite.
 
         Collective: where it was not, which all ranks know alike.
         """
         if not is_gradient_bad(found):
-            return sample
+            return with_own_norms(sample, by_rank, self._group.world_size) if self._are_peers else sample
         mine = self._of_gradients.do(self._gradients.first_bad, step) or ""
         places: list[str] = [told["place"] for told in self._group.gather({"place": mine})]
         first = next((place for place in places if place), "")

@@ -1,9 +1,9 @@
-"""Are this rank's own gradients finite, before any reduction mixes them with those of the others?
+"""How large are this rank's own gradients, and are they finite, before any reduction mixes them with the others'?
 
 One hook for each parameter looks at the gradient as it comes out of the backward pass. DistributedDataParallel copies
 it into a bucket, and ``fully_shard`` into the input of its reduce-scatter, only after that; neither is touched, so
-the training computes the same bits with and without. A sum is finite where all elements are: that leaves one reduction
-for each parameter, and one word a step, on the device, for which nobody waits.
+the training computes the same bits with and without. A norm is finite where all elements are: that leaves one
+reduction for each parameter, and one number a step, on the device, for which nobody waits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from midwatch.checkpoint import Holding
 from midwatch.train.inspecting_quietly import Quietly, is_recorded
 
 _MOST_WAITING: Final = 4096
-"""Sums of one step; with more backward passes than that they are folded into one."""
+"""Norms of one step; with more backward passes than that they are folded into one."""
 _STEPS_KEPT: Final = 3
 """A verdict comes at most two steps later, and then asks for the name."""
 _ALL: Final = "some gradient"
@@ -64,8 +64,11 @@ class Gradients:
         self._seen = []
 
     def now(self) -> torch.Tensor | None:
-        """1 where all gradients since ``open`` were finite, NaN where not; None where there were none."""
-        return _verdict(self._seen) if self._seen else None
+        """The norm of all gradients since ``open``, not finite where one of them is not; None where there were none.
+
+        Of several backward passes in a step each counts by itself: their squares are added, not their gradients.
+        """
+        return _joined(self._seen) if self._seen else None
 
     def take(self) -> torch.Tensor | None:
         """As ``now``; ends the step."""
@@ -75,7 +78,7 @@ class Gradients:
             return None
         if step is not None:
             self._kept.append((step, seen))
-        return _verdict(seen)
+        return _joined(seen)
 
     def first_bad(self, step: int) -> str:
         """The parameter whose gradient was not finite before the others', in the order of the backward pass; empty
@@ -83,7 +86,7 @@ class Gradients:
         open_now = [(self._step, self._seen)] if self._step is not None else []
         for at, seen in [*open_now, *reversed(self._kept)]:
             if at == step:
-                return next((name for name, total in seen if not bool(torch.isfinite(total))), "")
+                return next((name for name, norm in seen if not bool(torch.isfinite(norm))), "")
         return ""
 
     # --- hooks ----------------------------------------------------------------------------------------------------
@@ -97,9 +100,9 @@ class Gradients:
             self._shield.do(self._look, name, gradient)
 
     def _look(self, name: str, gradient: torch.Tensor) -> None:
-        self._seen.append((name, _total(gradient)))
+        self._seen.append((name, _norm(gradient)))
         if len(self._seen) > _MOST_WAITING:
-            self._seen[:] = [(_ALL, _verdict(self._seen))]
+            self._seen[:] = [(_ALL, _joined(self._seen))]
 
     def _await(self, module: nn.Module, names: dict[int, str]) -> None:
         """``fully_shard`` gives a module whole parameters while it runs, and takes the gradients from them. They are
@@ -128,7 +131,7 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Para
         todo += [child for child in part.children() if not isinstance(child, FSDPModule)]
 
 
-def _total(gradient: torch.Tensor) -> torch.Tensor:
+def _norm(gradient: torch.Tensor) -> torch.Tensor:
     # With create_graph=True a gradient is part of another graph, which must not grow by this.
     local = gradient.detach() if gradient.requires_grad else gradient
     local = local.to_local() if isinstance(local, DTensor) else local
@@ -136,15 +139,16 @@ def _total(gradient: torch.Tensor) -> torch.Tensor:
         local = local._values()  # public ``values`` wants them coalesced, which costs a sort
     if local.is_complex():
         local = torch.view_as_real(local)
-    # Half precision would overflow; what overflows in single precision could not be used either.
-    return local.sum(dtype=torch.float64 if local.dtype == torch.float64 else torch.float32)
+    # In half precision squares would overflow. Where they do in single precision Adam's would as well.
+    return torch.linalg.vector_norm(local, dtype=torch.float64 if local.dtype == torch.float64 else torch.float32)
 
 
 @torch.no_grad()
-def _verdict(seen: _Seen) -> torch.Tensor:
+def _joined(seen: _Seen) -> torch.Tensor:
     by_device: dict[torch.device, list[torch.Tensor]] = {}
-    for _, total in seen:
-        by_device.setdefault(total.device, []).append(total.float())
-    totals = [torch.stack(some).sum() for some in by_device.values()]
-    total = totals[0] if len(totals) == 1 else torch.stack([one.to(totals[0].device) for one in totals]).sum()
-    return total * 0 + 1
+    for _, norm in seen:
+        by_device.setdefault(norm.device, []).append(norm.float())
+    norms = [torch.linalg.vector_norm(torch.stack(some)) for some in by_device.values()]
+    if len(norms) == 1:
+        return norms[0]
+    return torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))

@@ -12,9 +12,12 @@ from midwatch.guards import Sample
 from midwatch.train.batch_numbers import READ, TOGETHER
 from midwatch.train.batch_numbers import made_of as made_of_batches
 
-GRADIENT: Final = "gradient_ok"
-"""1 where this rank's own gradients were finite, before any reduction; NaN where not."""
-INSPECTED: Final = (GRADIENT, "update_sq", "weight_sq", "unchanged", "with_gradient")
+GRADIENT: Final = "own_grad_norm"
+"""The norm of this rank's own gradients, before any reduction and with the loss scale; not finite where one of them is
+not, 0 where a loss scale left the step out."""
+LEFT_OUT: Final = "left_out_norm"
+"""Likewise, where no optimizer made a step with them."""
+INSPECTED: Final = (GRADIENT, LEFT_OUT, "update_sq", "weight_sq", "unchanged", "with_gradient")
 """Measured by each rank on what it holds; the mean over the ranks counts. Scripts cannot log by these names."""
 MADE: Final = ("update_ratio", "param_norm", "unchanged_share", *READ, TOGETHER)
 
@@ -53,6 +56,12 @@ def _made_of(found: Mapping[str, float]) -> dict[str, float]:
 def is_gradient_bad(found: Mapping[str, float]) -> bool:
     """Some rank's own gradients are not finite."""
     return not math.isfinite(found.get(GRADIENT, 1.0))
+
+
+def with_own_norms(sample: Sample, by_rank: Mapping[str, Mapping[int, float]], world_size: int) -> Sample:
+    """The sample with each rank's own gradient norm, where all have told one."""
+    own = by_rank.get(GRADIENT, {})
+    return msgspec.structs.replace(sample, rank_gradients=own) if len(own) == world_size else sample
 
 
 def with_bad_gradient(

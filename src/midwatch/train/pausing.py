@@ -59,4 +59,6 @@ class Lookout:
                 good.append(msgspec.to_builtins(msgspec.convert(raw, Decision)))
             except msgspec.ValidationError as error:
                 _log.error("a decision that cannot be understood is left aside: %s", error)
+                act, by = (str(raw.get(name, "")) for name in ("act", "by"))
+                self._around.record("breaker.not_decided", None, act=act, by=by, why=f"not understood: {error}")
         return {"now_ns": self._around.clock.now_ns(), "decisions": good}

@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 
 from midwatch.core import GuardError
 
-IDLE_STEPS: Final = 8
+IDLE_STEPS: Final = 64
 """So many steps of the loop without a step of a known optimizer are no chance: a loss scale leaves out fewer in a row,
-and the guards have stopped the run before."""
+and a loop that gathers gradients over its steps mostly does so over fewer."""
 
 _DEEPEST: Final = 8
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
-from midwatch.guards import NUMBERS, Finding
-from midwatch.train.gauges import LR_NAMES
+from midwatch.guards import LR_NAMES, NUMBERS, Finding
 from midwatch.train.tensors import Copied, begin_copy, local_part
 
 if TYPE_CHECKING:
@@ -66,10 +65,15 @@ class Readings:
         self._values: dict[str, Any] = {}
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Keep the numbers that the guards know, by their names in ``run.log``; nobody may change them any more."""
+        """Keep the numbers that the guards know, by their names in ``run.log``; nobody may change them any more.
+
+        Of several by one name the last one counts; but of several losses, as of the micro-batches of a step, none hides
+        that another was not finite.
+        """
         for name, value in values.items():
             if name in _LOGGED:
-                self._values[name] = value
+                was = self._values.get(name)
+                self._values[name] = value if was is None or name not in MEANT else _unhidden(was, value)
 
     def put(self, values: Mapping[str, Any]) -> None:
         """Numbers of midwatch's own, by names that no script can log by."""
@@ -84,11 +88,7 @@ class Readings:
         values, self._values = self._values, {}
         if step is None:
             return OnTheWay(values)
-        measured = self._watch.measured(step)
-        if "lr" in values:
-            # Rates of two moments must not be mixed: each group's ratio to the first one is judged.
-            measured = {name: value for name, value in measured.items() if name not in LR_NAMES}
-        return OnTheWay({**measured, **values}, step, self._watch)
+        return OnTheWay({**self._watch.measured(step), **values}, step, self._watch)
 
 
 class OnTheWay:
@@ -109,6 +109,18 @@ class OnTheWay:
         if self._step is not None and self._watch is not None:
             self._watch.settled(self._step, found)
         return found
+
+
+def _unhidden(was: Any, value: Any) -> Any:
+    """``value``, or NaN where ``was`` is not finite; of numbers on a GPU without waiting for it."""
+    if not isinstance(value, (int, float, torch.Tensor)):
+        return was
+    if not isinstance(was, (float, torch.Tensor)):
+        return value
+    nothing = was - was
+    if isinstance(nothing, torch.Tensor) and isinstance(value, torch.Tensor):
+        nothing = nothing.to(value.device, non_blocking=True)
+    return value + nothing
 
 
 def _kept(value: Any) -> Any:

@@ -145,10 +145,11 @@ class Recording:
         return self._read if step % self._every else {**self._read, **self._rates(), **self._spread()}
 
     def settled(self, step: int, numbers: dict[str, float]) -> None:
-        """A scale that fell tells of a step that the optimizer left out: it never falls for another reason."""
+        """A scale that fell tells of a step that the optimizer left out: it never falls for another reason. With one of
+        0 none is made any more."""
         scale = numbers.get("loss_scale")
         if scale is not None and self._gauges.has_scaler:
-            if self._scale is not None and scale < self._scale:
+            if scale == 0 or (self._scale is not None and scale < self._scale):
                 numbers.setdefault("skipped", 1.0)
             self._scale = scale
         if numbers.get("skipped"):

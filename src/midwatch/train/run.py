@@ -261,7 +261,7 @@ class Run:
 
         Args:
             where: Ids of the samples, an index, an offset: whatever finds the batch again. Only its text is kept. A
-                whole number is also the position that a decision to leave data out speaks of.
+                whole number from 0 to 2**53 is also the position that a decision to leave data out speaks of.
             source: Which file or dataset, or which for each row.
             tokens: The rows on the CPU, whole numbers of shape (rows, length), or a sequence of rows. None is kept.
             epoch: Which pass through the data this is. A row that comes again in another one is not read twice.

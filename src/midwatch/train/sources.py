@@ -112,6 +112,10 @@ class Sources:
         self._changes += source != self._last
         self._last = source
 
+    def forget_step(self) -> None:
+        """What was drawn since the last step was for none."""
+        self._drawn, self._changes = {}, 0
+
     def take(self) -> dict[str, float]:
         """The step is done: how far the source that is farthest from its share is, in standard deviations."""
         drawn, changes, self._drawn, self._changes = self._drawn, self._changes, {}, 0

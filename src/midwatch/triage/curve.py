@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from midwatch.audit.importers import Notes, Table, Tell, UnfitFileError, is_missing
 from midwatch.core import TriageError
+from midwatch.guards import by_group
 from midwatch.triage.columns import PLACES, find_columns
 
 _SHOWN: Final = 80
@@ -72,7 +73,7 @@ class Curve:
         self._is_known = True
 
     def numbers(self, row: Row) -> dict[str, Any]:
-        """The numbers of a row, by the names that ``Sample`` has for them."""
+        """The numbers of a row, by the names that ``Sample`` has for them; several of one name by rank or group."""
         cells = row.cells
         values: dict[str, Any] = {}
         for what, index in self._metrics_at:
@@ -80,26 +81,21 @@ class Curve:
             if value is not None:
                 values[what] = value
         if "skipped" in values:
-            values["is_skipped"] = values.pop("skipped") > 0
+            values["is_skipped"] = values.pop("skipped") == 1  # more is no word on one step, as in training
         if (perplexity := values.pop("perplexity", None)) is not None:
             values["loss"] = math.log(perplexity) if perplexity > 0 else math.nan
-        for what, pairs in self.columns.by_rank.items():
-            if found := self._of_ranks(what, pairs, row):
+        for what, pairs in (*self.columns.by_rank.items(), ("lr", self.columns.rates)):
+            if found := self._parts(what, pairs, row):
                 values[what] = found
-        rates = values.pop("lrs", None)
-        if rates:
-            values["lr"] = tuple(rates.values())
         return values
 
-    def _of_ranks(self, what: str, pairs: tuple[tuple[int, int], ...], row: Row) -> dict[int, Any] | None:
-        told = {rank: index for rank, index in pairs if index < len(row.cells) and row.cells[index]}
+    def _parts(self, what: str, pairs: tuple[tuple[int, int], ...], row: Row) -> dict[int, Any]:
+        told = {part: index for part, index in pairs if index < len(row.cells) and row.cells[index]}
         if what == "checksums":
             texts = {rank: row.cells[index].strip() for rank, index in told.items()}
-            found: dict[int, Any] = {rank: text for rank, text in texts.items() if text}
-        else:
-            numbers = {rank: self._value(row, index) for rank, index in told.items()}
-            found = {rank: value for rank, value in numbers.items() if value is not None}
-        return found if len(found) > 1 else None
+            return {rank: text for rank, text in texts.items() if text}
+        numbers = {part: self._value(row, index) for part, index in told.items()}
+        return {part: value for part, value in numbers.items() if value is not None}
 
     def _value(self, row: Row, index: int) -> float | None:
         """The cell's value; None where it has none."""
@@ -109,3 +105,12 @@ class Curve:
             name = self._table.names[index][:_SHOWN]
             self.notes.pass_over(f"cells without a number in {name}", f"line {row.line}")
         return value
+
+
+def whole_step(values: dict[str, Any]) -> dict[str, Any]:
+    """All that is told of a step, as ``Sample`` takes it."""
+    if not any(isinstance(value, dict) for value in values.values()):
+        return values
+    rates = {"lr": by_group(values["lr"])} if isinstance(values.get("lr"), dict) else {}
+    # One rank alone says no more than the mean does.
+    return {name: value for name, value in values.items() if not isinstance(value, dict) or len(value) > 1} | rates

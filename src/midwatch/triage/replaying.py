@@ -10,7 +10,7 @@ import msgspec
 
 from midwatch.audit.importers import Tell
 from midwatch.core import TriageError
-from midwatch.guards import Finding, Guards, Sample
+from midwatch.guards import Finding, Guards, Kind, Sample
 from midwatch.triage.branches import Branches
 from midwatch.triage.curve import Curve
 from midwatch.triage.facts import Facts
@@ -45,6 +45,12 @@ class Replayed(msgspec.Struct, kw_only=True):
     inputs: dict[str, int] = {}
     """Metric -> rows that have it."""
     has_plan: bool = False
+    seen_live: int = 0
+    """Of the findings those that the guards had as the run trained."""
+    was_watched: bool = False
+    """Guards looked at every step as the run trained, so what they did not find was not there."""
+    off: tuple[Kind, ...] = ()
+    """Rules that were not applied."""
     oddities: dict[str, int] = {}
     """What was passed over, and how often."""
     remarks: list[str] = []

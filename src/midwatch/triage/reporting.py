@@ -54,6 +54,7 @@ def report(replayed: Replayed) -> Report:
             "repeated_rows": replayed.repeated_rows,
             "resumes": replayed.resumes,
             "inputs": replayed.inputs,
+            "seen_live": replayed.seen_live,
             "left_out": replayed.left_out,
             "oddities": replayed.oddities,
         },
@@ -87,5 +88,5 @@ def _remarks(replayed: Replayed) -> list[str]:
     said += replayed.remarks
     said += [f"{count} more of tier {tier} are not listed" for tier, count in replayed.left_out.items()]
     if "loss" not in replayed.inputs:
-        said.append("the file has no loss, so nothing is said about it")
+        said.append("no loss is recorded, so nothing is said about it")
     return said

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from midwatch.audit.importers import is_printed_twice
 from midwatch.core import TriageError
 from midwatch.triage.branches import FEW, MIXED_SHARE, LiveRow, mixture
-from midwatch.triage.curve import Curve
+from midwatch.triage.curve import Curve, whole_step
 
 RETOLD: Final = "values told twice, and differently: the last one counts, or one that is not finite"
 TELLING: Final = frozenset({"loss", "grad_norm", "rank_losses", "rank_norms"})
@@ -51,65 +51,55 @@ class Steps:
                 self._add(step, values)
                 continue
             if step is not None:
-                self._end()
-                yield step
+                yield self._ended(step)
             step = Step(live, values)
         if step is not None:
-            self._end()
-            yield step
+            yield self._ended(step)
         if self._mixed_steps > max(FEW, MIXED_SHARE * self._steps):
             raise self._mixture(f"{self._mixed_steps} of {self._steps} steps are told twice, and differently")
 
     def _add(self, step: Step, values: dict[str, Any]) -> None:
-        told = step.values
         is_new = False
         for name, value in values.items():
-            before = told.get(name)
-            if before is not None and _is_same(before, value):
-                continue
-            is_new = True
-            if before is None:
-                told[name] = value
-                continue
-            self._curve.notes.pass_over(RETOLD, f"{name} of step {step.live.row.step}")
-            self._is_mixed = self._is_mixed or (name in TELLING and _is_of_another(before, value))
-            if _is_finite(before):
-                told[name] = value
+            if isinstance(value, dict):
+                parts: dict[int, Any] = step.values.setdefault(name, {})
+                news = [self._tell(step, name, parts, part, one) for part, one in cast("dict[int, Any]", value).items()]
+                is_new = is_new or any(news)
+            else:
+                is_new = self._tell(step, name, step.values, name, value) or is_new
         self.repeated_rows += bool(values) and not is_new
 
-    def _end(self) -> None:
+    def _tell(self, step: Step, name: str, told: dict[Any, Any], key: Any, value: Any) -> bool:
+        """Take one value; whether it says anything new."""
+        before = told.get(key)
+        if before is None:
+            told[key] = value
+            return True
+        if before == value or (before != before and value != value):
+            return False
+        self._curve.notes.pass_over(RETOLD, f"{name} of step {step.live.row.step}")
+        self._is_mixed = self._is_mixed or (name in TELLING and _is_of_another(before, value))
+        if _is_finite(before):
+            told[key] = value
+        return True
+
+    def _ended(self, step: Step) -> Step:
         self._steps += 1
         self._mixed_steps += self._is_mixed
         self._mixed_in_a_row = self._mixed_in_a_row + 1 if self._is_mixed else 0
         self._is_mixed = False
         if self._mixed_in_a_row > FEW:
             raise self._mixture(f"{self._mixed_in_a_row} steps on end are told twice, and differently")
+        return step._replace(values=whole_step(step.values))
 
     def _mixture(self, what: str) -> TriageError:
         return mixture(self._curve.path, what, " (or training and validation share a column)")
 
 
-def _parts(value: Any) -> dict[Any, Any]:
-    """One number, the rates of all groups, or the values of all ranks."""
-    if isinstance(value, dict):
-        return value
-    return dict(enumerate(value if isinstance(value, tuple) else (value,)))
-
-
 def _is_finite(value: Any) -> bool:
-    return all(not isinstance(part, float) or math.isfinite(part) for part in _parts(value).values())
+    return not isinstance(value, float) or math.isfinite(value)
 
 
-def _is_same(before: Any, after: Any) -> bool:
-    first, second = _parts(before), _parts(after)
-    return first.keys() == second.keys() and all(
-        part == second[key] or (part != part and second[key] != second[key]) for key, part in first.items()
-    )
-
-
-def _is_of_another(before: Any, after: Any) -> bool:
+def _is_of_another(before: float, after: float) -> bool:
     """Two finite values that no rounding makes one. What is not finite is a finding, whoever wrote it."""
-    first, second = _parts(before), _parts(after)
-    return (_is_finite(before) and _is_finite(after)) and any(
-        not is_printed_twice(first[key], second[key]) for key in first.keys() & second.keys()
-    )
+    return _is_finite(before) and _is_finite(after) and not is_printed_twice(before, after)

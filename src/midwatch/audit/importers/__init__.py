@@ -10,12 +10,14 @@ from midwatch.audit.importers.detect import FORMATS, format_of
 from midwatch.audit.importers.header import STEP_COLUMNS
 from midwatch.audit.importers.numbers import is_missing, is_printed_twice
 from midwatch.audit.importers.rows import Notes
+from midwatch.audit.importers.spellings import SPELLINGS, known_as, plain_words, rate_name
 from midwatch.audit.importers.table import Table, TableRow
 from midwatch.audit.importers.textfile import Tell, UnfitFileError
 
 __all__ = [
     "FORMATS",
     "PLACE_NAMES",
+    "SPELLINGS",
     "STEP_COLUMNS",
     "Attempt",
     "Imported",
@@ -28,4 +30,7 @@ __all__ = [
     "import_metrics",
     "is_missing",
     "is_printed_twice",
+    "known_as",
+    "plain_words",
+    "rate_name",
 ]

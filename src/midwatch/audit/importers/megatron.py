@@ -16,21 +16,21 @@ from typing import Final
 from midwatch.audit.importers.lines import log_lines
 from midwatch.audit.importers.numbers import is_missing, number_of, plain_name, time_in
 from midwatch.audit.importers.rows import Notes, Row
+from midwatch.audit.importers.spellings import known_as
 
 ITERATION: Final = re.compile(r"\biteration\s+(\d{1,18})\s*/\s*\d+\s*\|")
 _BEGUN: Final = re.compile(r"\biteration\s+\d+\s*/")
 _VALIDATION: Final = re.compile(r"(validation|test) loss at iteration (\d{1,18})\b([^|]*)\|")
+_JUDGED: Final = (
+    *("lm loss", "grad norm", "learning rate", "loss scale"),
+    *("number of skipped iterations", "params norm"),
+)
 NAMES: Final = {
-    "lm loss": "loss",
-    "grad norm": "grad_norm",
-    "learning rate": "lr",
-    "loss scale": "loss_scale",
+    **{word: known for word in _JUDGED if (known := known_as(word))},
     "global batch size": "global_batch_size",
     "consumed samples": "consumed_samples",
     "consumed tokens": "tokens",
-    "number of skipped iterations": "skipped",
     "number of nan iterations": "nan_iterations",
-    "params norm": "param_norm",
     "num zeros": "num_zeros",
     "throughput per GPU (TFLOP/s/GPU)": "tflops_per_gpu",
     "TFLOPs": "tflops_per_gpu",

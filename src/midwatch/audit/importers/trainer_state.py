@@ -13,12 +13,13 @@ from typing import Any, Final, cast
 
 from midwatch.audit.importers.numbers import LARGEST_STEP, number_of, truth_of
 from midwatch.audit.importers.rows import Notes, Row
+from midwatch.audit.importers.spellings import known_as
 from midwatch.audit.importers.textfile import TextFile, UnfitFileError
 from midwatch.storage import read_regular
 
 KEY: Final = '"log_history"'
 _SHOWN: Final = 80
-_NAMES: Final = {"learning_rate": "lr"}
+NAMES: Final = {name: known for name in ("learning_rate",) if (known := known_as(name))}
 
 
 def read_trainer_state(path: Path, notes: Notes) -> Iterator[Row]:
@@ -38,7 +39,7 @@ def read_trainer_state(path: Path, notes: Notes) -> Iterator[Row]:
         for name, value in entry.items():
             told = _number(value)
             if told is not None and name != "step":
-                values[_NAMES.get(name, name)] = told
+                values[NAMES.get(name, name)] = told
             elif told is None and value is not None:
                 notes.pass_over(f"values without a number in {name[:_SHOWN]}", f"entry {number}")
         if values:

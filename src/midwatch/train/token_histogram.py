@@ -41,13 +41,14 @@ class TokenHistogram:
             Their entropy, and the Jensen-Shannon distance of their histogram from the mean of those before: the root
             of the divergence, 0 to 1. Both in bits. None for the first step.
         """
-        shares = counts.astype(np.float32) / np.float32(counts.sum())
+        shares: NDArray[np.float32] = counts.astype(np.float32) / np.float32(counts.sum())
         entropy = _entropy(shares)
         if self._mean is None:
             self._mean, self._steps = shares, 1
             return entropy, None
         mean = self._mean
-        divergence = _entropy((shares + mean) / 2) - (entropy + _entropy(mean)) / 2
+        between: NDArray[np.float32] = (shares + mean) * np.float32(0.5)
+        divergence = _entropy(between) - (entropy + _entropy(mean)) / 2
         self._steps = min(self._steps + 1, HORIZON)
         mean += (shares - mean) / self._steps
         return entropy, math.sqrt(max(0.0, divergence))

@@ -28,7 +28,7 @@ def test_one_missed_bar_is_enough_to_fail(tmp_path: Path, capsys: pytest.Capture
     assert accept.main([("first", good), ("second", bad), ("third", good)]) == 1
     assert "BROKEN  second" in capsys.readouterr().out
     assert accept.main([("first", good), ("nothing there", absent)]) == 0
-    assert "SKIPPED, not judged here: nothing there" in capsys.readouterr().out
+    assert "SKIPPED, not judged here:  nothing there" in capsys.readouterr().out
     assert accept.main([("killed", [str(tmp_path / "not-there.py")])]) == 1
 
 

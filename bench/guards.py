@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -227,16 +226,26 @@ def big(rows: int) -> int:
 
 def _watched(command: list[str]) -> tuple[int, float, str]:
     """Exit code, most memory in MB that this process had, and what it wrote to its standard output."""
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(command, stdout=output)
-        limit = threading.Timer(BIG_LIMIT_S, process.kill)
-        limit.start()
-        # Of this child alone: the sum over children knows the largest one only.
-        _, status, usage = os.wait4(process.pid, 0)
-        limit.cancel()
-        process.returncode = os.waitstatus_to_exitcode(status)
+    end, peak_mb = time.monotonic() + BIG_LIMIT_S, 0.0
+    with tempfile.TemporaryFile() as output, subprocess.Popen(command, stdout=output) as process:
+        # Asked as it runs: what is told of a child that has ended counts the process that it was forked from.
+        while process.poll() is None:
+            peak_mb = max(peak_mb, _peak_mb(process.pid))
+            if time.monotonic() > end:
+                process.kill()
+            time.sleep(0.02)
         output.seek(0)
-        return process.returncode, usage.ru_maxrss / 1024, output.read().decode()
+        return process.returncode, peak_mb, output.read().decode()
+
+
+def _peak_mb(pid: int) -> float:
+    """So far; 0 of one that has just ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(found[1]) / 1024 if found else 0.0
 
 
 def main() -> int:

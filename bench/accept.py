@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The figures the project promises, measured on this machine: ``make accept`` (about 80 minutes on two cores).
+"""The figures the project promises, measured on this machine: ``make accept`` (about 95 minutes on two cores).
 
-Each line names the bar; the exit code is 0 only if all of them hold. Nothing here is a unit test: the machine's load
-moves the numbers, so the launchers are compared in the same run, interleaved.
+Each line names the bar; the exit code is 0 only if none of them is broken. A script that finds nothing to judge here
+says so with exit code 77, and its line with it. Nothing here is a unit test: the machine's load moves the numbers, so
+the launchers are compared in the same run, interleaved.
 """
 
 from __future__ import annotations
@@ -10,17 +11,31 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 BENCH = Path(__file__).parent
-CHECKS: list[tuple[str, list[str]]] = [
+SKIPPED = 77
+Check = tuple[str, list[str]]
+CHECKS: list[Check] = [
     ("one heartbeat costs at most 2 us (median)", ["pulse_beat.py"]),
     ("the record of settings and code holds up start and first step by 50 ms at most", ["provenance.py"]),
-    ("a million points indexed in 30 s, 20,000 steps plotted in 20 ms", ["audit_index.py"]),
+    (
+        "a million points indexed in 30 s, 20,000 steps plotted in 20 ms, ten million rows imported in little memory",
+        ["audit_index.py", "--rows", "10000000"],
+    ),
     ("run.log and all guards cost at most 200 us a step (median)", ["guards.py", "cost"]),
-    ("and so in a real loop of one rank", ["log_cost.py"]),
+    ("and so in a loop of one rank that only logs", ["log_cost.py"]),
     ("reading gradients, updates and replicas from the model costs at most 1 % of a step", ["inspect_cost.py"]),
-    ("a healthy small GPT, killed and resumed, raises no alarm; made sick, each fault is seen", ["healthy_gpt.py"]),
+    (
+        "healthy curves of real runs: at most 1 incident and 500 notes in 100,000 points, and no cause",
+        ["guards.py", "curves"],
+    ),
+    ("a curve of ten million rows is judged rightly, in little memory", ["guards.py", "big", "--rows", "10000000"]),
+    (
+        "a healthy small GPT of five seeds, killed and resumed, raises no alarm; made sick, each fault is seen",
+        ["healthy_gpt.py", "--seeds", "5"],
+    ),
     ("culprits, restart times and hang bars beside torchrun", ["faults.py", "compare", "--rounds", "3"]),
     ("a certain exit: peers stopped, training again beside torchrun", ["faults.py", "speed", "--rounds", "3"]),
     ("200 of 200 restarts train again", ["faults.py", "restarts", "--count", "200"]),
@@ -32,17 +47,18 @@ CHECKS: list[tuple[str, list[str]]] = [
 ]
 
 
-def main() -> int:
-    results: list[tuple[str, bool, float]] = []
-    for name, command in CHECKS:
+def main(checks: Sequence[Check] = CHECKS) -> int:
+    results: list[tuple[str, int, float]] = []
+    for name, command in checks:
         print(f"\n=== {name}", flush=True)
         began = time.monotonic()
         done = subprocess.run([sys.executable, str(BENCH / command[0]), *command[1:]], check=False)
-        results.append((name, done.returncode == 0, time.monotonic() - began))
+        results.append((name, done.returncode, time.monotonic() - began))
     print()
-    for name, is_good, seconds in results:
-        print(f"{'holds ' if is_good else 'BROKEN'}  {name}  ({seconds:.0f} s)")
-    return 0 if all(is_good for _, is_good, _ in results) else 1
+    for name, code, seconds in results:
+        word = {0: "holds", SKIPPED: "SKIPPED, not judged here:"}.get(code, "BROKEN")
+        print(f"{word:6}  {name}  ({seconds:.0f} s)")
+    return int(any(code not in (0, SKIPPED) for _, code, _ in results))
 
 
 if __name__ == "__main__":

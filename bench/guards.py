@@ -2,9 +2,10 @@
 """What the guards cost and what they make of recorded curves.
 
 guards.py cost                 microseconds a step: run.log and all guards; the exit code says whether the bar holds
-guards.py curves FOLDER        incidents and notes on each curve of a folder with an index.jsonl
+guards.py curves [FOLDER]      incidents and notes on each curve of a folder with an index.jsonl; the exit code says
+                               whether the bars hold on the healthy ones, 77 that there are no curves here
 guards.py variants FOLDER      the same, written as other loggers would: thinned, rounded, in bits, with restarts
-guards.py big [--rows N]       rows a second and memory of `midwatch triage` on a made-up file
+guards.py big [--rows N]       `midwatch triage` on a made-up file: the right answer, in bounded memory, or 1
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import json
 import math
 import random
-import resource
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,15 @@ BAR_US = 200.0
 STEPS = 20_000
 RANKS = (8, 64)
 """The second is the most whose own values are exchanged."""
+CURVES = Path(__file__).resolve().parents[2] / "shared" / "cases" / "curves" / "real"
+"""Beside a checkout, where somebody has put them: curves of real runs are their owners'."""
+INCIDENTS_BAR, NOTES_BAR = 1.0, 500.0
+"""Per 100,000 points of healthy curves; trips count as incidents, and all findings as notes."""
+BIG_MEMORY_BAR_MB = 200.0
+"""Peak of the whole process, of which the interpreter and its modules take some 25."""
+BIG_LIMIT_S = 3600.0
+SKIPPED = 77
+"""Exit code: nothing to judge here. ``accept.py`` says so."""
 
 
 def samples(steps: int, ranks: int) -> list[Sample]:
@@ -107,27 +117,44 @@ def _cost(ranks: int) -> dict[str, float]:
 
 
 def curves(folder: Path) -> int:
-    """A line a curve; rates over all that are labelled healthy."""
-    labels = [json.loads(line) for line in (folder / "index.jsonl").read_text().splitlines()]
+    """A line a curve; rates over all that are labelled healthy, held to their bars."""
+    index = folder / "index.jsonl"
+    if not index.exists():
+        print(f"SKIPPED: there are no recorded curves of real runs at {folder}; nothing was judged")
+        return SKIPPED
+    labels = [json.loads(line) for line in index.read_text().splitlines()]
     points = incidents = notes = 0
-    print(f"{'curve':34}{'points':>8}{'trips':>6}{'incidents':>10}{'notes':>6}")
+    accused: list[str] = []
+    print(f"{'curve':34}{'points':>8}{'trips':>6}{'incidents':>10}{'notes':>6}  cause")
     for label in labels:
         path = folder / label["file"]
         facts = folder / label["facts"] if label.get("facts") else None
         found = report(replay(path, read_facts(facts) if facts else None))
         counts = [found.count(tier) for tier in ("trip", "incident", "note")]
-        print(f"{path.stem:34}{found.curve['rows']:8}{counts[0]:6}{counts[1]:10}{counts[2]:6}")
+        cause = found.verdict.cause
+        print(f"{path.stem:34}{found.curve['rows']:8}{counts[0]:6}{counts[1]:10}{counts[2]:6}  {cause}")
         if label["healthy"]:
             points += found.curve["rows"]
             incidents += counts[0] + counts[1]
             notes += sum(counts)
-    if points:
-        print(
-            f"healthy: {points} points, {incidents} incidents or trips ({1e5 * incidents / points:.2f} per 100k), ",
-            end="",
-        )
-        print(f"{notes} findings ({1e5 * notes / points:.0f} per 100k)")
-    return 0
+            accused += [f"{path.stem}: {cause}"] if cause not in ("none", "undecided") else []
+    rates = [1e5 * count / max(1, points) for count in (incidents, notes)]
+    print(f"healthy: {points} points, {incidents} incidents or trips ({rates[0]:.2f} per 100k), ", end="")
+    print(f"{notes} findings ({rates[1]:.0f} per 100k)")
+    missed = missed_bars(points, incidents, notes, accused)
+    print("\n".join(f"BROKEN: {line}" for line in missed) or "all bars hold")
+    return int(bool(missed))
+
+
+def missed_bars(points: int, incidents: int, notes: int, accused: list[str]) -> list[str]:
+    """Of healthy curves: too many alarms, too many notes, a cause where nothing happened; and nothing to judge."""
+    if not points:
+        return ["no point of a healthy curve"]
+    missed: list[str] = []
+    for word, count, bar in (("incidents or trips", incidents, INCIDENTS_BAR), ("findings", notes, NOTES_BAR)):
+        rate = 1e5 * count / points
+        missed += [f"{rate:.2f} {word} per 100,000 points (bar {bar:g})"] if rate > bar else []
+    return missed + [f"a cause is named for a healthy curve, {text}" for text in accused]
 
 
 def variants(folder: Path, names: list[str]) -> int:
@@ -186,21 +213,49 @@ def big(rows: int) -> int:
                 loss = 10 * (step + 10) ** -0.1 * math.exp(noise[step % 9973])
                 file.write(f"{step},{loss:.5f},{0.5 + abs(noise[step * 7 % 9973]):.4f},0.0003\n")
         start = time.monotonic()
-        command = [sys.executable, "-m", "midwatch", "triage", "--csv", str(path), "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        code, peak_mb, said = _watched([sys.executable, "-m", "midwatch", "triage", "--csv", str(path), "--json"])
         seconds = time.monotonic() - start
-    peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    found = json.loads(done.stdout)
-    print(f"{rows} rows in {seconds:.0f} s ({rows / seconds:.0f} a second), peak {peak_mb:.0f} MB, ", end="")
-    print(f"{len(found['incidents'])} findings")
-    return done.returncode
+    if code != 0:
+        print(f"BROKEN: exit code {code}\n{said[-2000:]}")
+        return 1
+    found = json.loads(said)
+    is_right = found["curve"]["rows"] == rows and found["verdict"]["cause"] == "none"
+    is_small = peak_mb <= BIG_MEMORY_BAR_MB
+    print(f"{rows} rows in {seconds:.0f} s ({rows / seconds:.0f} a second), {len(found['incidents'])} findings")
+    print(f"all rows read, nothing made of noise: {'holds' if is_right else 'BROKEN'}")
+    print(f"peak {peak_mb:.0f} MB (bar {BIG_MEMORY_BAR_MB:.0f} MB): {'holds' if is_small else 'BROKEN'}")
+    return 0 if is_right and is_small else 1
+
+
+def _watched(command: list[str]) -> tuple[int, float, str]:
+    """Exit code, most memory in MB that this process had, and what it wrote to its standard output."""
+    end, peak_mb = time.monotonic() + BIG_LIMIT_S, 0.0
+    with tempfile.TemporaryFile() as output, subprocess.Popen(command, stdout=output) as process:
+        # Asked as it runs: what is told of a child that has ended counts the process that it was forked from.
+        while process.poll() is None:
+            peak_mb = max(peak_mb, _peak_mb(process.pid))
+            if time.monotonic() > end:
+                process.kill()
+            time.sleep(0.02)
+        output.seek(0)
+        return process.returncode, peak_mb, output.read().decode()
+
+
+def _peak_mb(pid: int) -> float:
+    """So far; 0 of one that has just ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(found[1]) / 1024 if found else 0.0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("cost")
-    verbs.add_parser("curves").add_argument("folder", type=Path)
+    verbs.add_parser("curves").add_argument("folder", type=Path, nargs="?", default=CURVES)
     other = verbs.add_parser("variants")
     other.add_argument("folder", type=Path)
     other.add_argument("--only", default=",".join(VARIANTS), help="of the ways of writing")

@@ -73,7 +73,7 @@ class Side:
 
     def start(self) -> None:
         settings = [
-            *("run.log_every=5", "checkpoint.interval=50", "guards.action=off", "restart.backoff_s=[0]"),
+            *("run.log_every=5", "checkpoint.interval=50", "restart.backoff_s=[0]"),
             *(f"metrics.push.url={self.server.url}", "metrics.push.every_s=0.5", "metrics.listen=0"),
             f"metrics.index_dir={self.folder / 'indexes'}",
         ]

@@ -105,6 +105,9 @@ def check_records(project: Project) -> None:
     assert record is not None
     assert record.provenance.code.hash == first.code.hash
     assert record.packages["torch"]
+    assert first.packages.values == record.packages
+    assert first.environment.values["NCCL_NET"] == "[redacted]"
+    assert "WANDB_API_KEY" not in first.environment.values
     assert read_texts(project.run_dir, first.code.hash)["late.py"] == "SMOOTHING = 0.1\n"
     (seen,) = project.events(1, "run.code_seen")
     assert seen["new"] == ["late.py"]

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import pytest
 
 from midwatch.audit import (
@@ -34,8 +35,8 @@ from midwatch.audit import (
 )
 from midwatch.audit import provenance_code as code_module
 from midwatch.audit import provenance_git as git_module
-from midwatch.config import load_config
-from midwatch.core import Provenance, StorageError
+from midwatch.config import load_config, packages_section
+from midwatch.core import Provenance, Section, StorageError
 
 SECRET = "hf_plantedplantedplanted1"
 
@@ -176,10 +177,12 @@ def test_the_commit_and_what_differs_from_it(repository: Path) -> None:
     clean = look_at_git(repository)
     assert len(clean.commit) == 40
     assert (clean.is_dirty, clean.diff, clean.diff_digest) == (False, "", "")
+    assert (clean.changed_files, clean.changed_count) == ((), 0)
     (repository / "train.py").write_text("changed\n")
     dirty = look_at_git(repository)
     assert (dirty.commit, dirty.is_dirty, dirty.is_diff_cut) == (clean.commit, True, False)
     assert "+changed" in dirty.diff
+    assert (dirty.changed_files, dirty.changed_count) == (("train.py",), 1)
     (repository / "train.py").write_text("changed again\n")
     assert look_at_git(repository).diff_digest not in ("", dirty.diff_digest)
 
@@ -203,6 +206,29 @@ def test_a_long_difference_is_hashed_whole_and_kept_in_part(repository: Path, mo
     assert len(found[0].diff) <= 2000
     assert found[0].diff.endswith("\n")
     assert found[0].diff_digest != found[1].diff_digest
+
+
+def test_files_that_differ_are_named_as_they_are_and_in_bounds(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / "sub").mkdir()
+    odd = ["a b.py", "b\nc.py", "d\udce9.py", f"{SECRET}.py", "sub/e.py"]
+    for name in odd:
+        (repository / name).write_text("x\n" * 20)
+    git(repository, "add", ".")
+    git(repository, "commit", "-q", "-m", "second")
+    for name in odd[:-1]:
+        (repository / name).write_text("y\n")
+    git(repository, "mv", "sub/e.py", "sub/f.py")
+    # Whatever the user's settings show elsewhere, and from within a folder of the repository.
+    git(repository, "config", "diff.noprefix", "true")
+    git(repository, "config", "diff.relative", "true")
+    found = look_at_git(repository / "sub")
+    wanted = {"a b.py", "b\nc.py", "d\\xe9.py", "[redacted].py", "sub/e.py", "sub/f.py"}
+    assert (set(found.changed_files), found.changed_count) == (wanted, 6)
+    monkeypatch.setattr(git_module, "MAX_NAMED_BYTES", 20)
+    found = look_at_git(repository)
+    assert (len(found.changed_files), found.changed_count) == (2, 6)
 
 
 def test_no_repository_and_no_git_are_no_problem(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,6 +256,14 @@ def test_a_git_that_hangs_is_given_up_with_what_it_started(
 
 def test_provenance_collects_it_all(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "0.1", "--hf-token", SECRET])
+    for name, value in {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_NET": SECRET,
+        "WANDB_API_KEY": "planted",
+        "MY_LIST": "planted",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/lib:" * 1000)
     facts = Facts(
         params={"lr": 0.1, "api_key": "planted", "dataset": f"https://user:planted@host/{SECRET}"},
         config=load_config({"checkpoint": {"interval": 7}, "train": {"seed": 1}}),
@@ -237,7 +271,13 @@ def test_provenance_collects_it_all(project: Path, monkeypatch: pytest.MonkeyPat
         observed={"optimizer": {"class": "AdamW"}},
         libraries={**library_versions(), "cuda": "12.8"},
     )
-    found = collect_provenance(facts, seen(project / "train.py"))
+    packages = {"torch": "2.8", "google-auth": "2.1"}
+    found = collect_provenance(facts, seen(project / "train.py"), packages=packages)
+    assert found.packages.values == packages
+    assert found.environment.values["NCCL_DEBUG"] == "INFO"
+    assert found.environment.values["NCCL_NET"] == "[redacted]"
+    assert "(9000 characters" in found.environment.values["LD_LIBRARY_PATH"]
+    assert len(found.environment.hash) == len(found.packages.hash) == 16
     assert found.semantic.values["params.lr"] == 0.1
     assert found.semantic.values["train.seed"] == 1
     assert found.layout.values == {"world_size": 4}
@@ -261,6 +301,25 @@ def test_names_and_words_that_are_no_text_are_written_as_escapes(
     write_record(project, AttemptRecord(run="r", attempt=1, provenance=found))
     assert read_record(project, 1).provenance == found  # type: ignore[union-attr]
     assert "m\\udce9.py" in found.code.files
+
+
+def test_of_very_many_packages_only_the_hash_is_carried() -> None:
+    many = {f"package-{number:04d}": "1.0" for number in range(3000)}
+    first, second = packages_section(many), packages_section(many | {"package-0007": "1.1"})
+    assert first.values == second.values == {}
+    assert first.hash != second.hash
+    assert packages_section({}) == Section()
+
+
+def test_a_package_whose_folder_is_no_text_is_written_as_escapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site-packages"
+    (folder / "Odd_Na\udce9me-1.0.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(folder)])
+    found = installed_packages()
+    assert found == {"odd-na\\udce9me": "1.0"}
+    assert msgspec.json.encode(packages_section(found))
 
 
 def test_a_record_is_read_as_it_was_written_and_a_damaged_one_is_none(tmp_path: Path) -> None:

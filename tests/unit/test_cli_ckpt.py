@@ -15,9 +15,10 @@ from midwatch.checkpoint.format import mark_suspect, quarantine
 from midwatch.checkpoint.lineage import ResumeRecord, write_resume
 from midwatch.cli._places import Place
 from midwatch.cli._why_not import judge_all
-from midwatch.core import NullRecorder
+from midwatch.core import CodeState, NullRecorder, Provenance
 from midwatch.storage import canonical_json, claim_attempt, sha256_hex
 from midwatch.testing import corrupt
+from midwatch.testing.saves import SmallRun
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +131,18 @@ def test_show_tells_what_is_inside(run: Path) -> None:
     assert code == 0
     assert document["manifest"]["step"] == 10
     assert call("show", run, 999).exit_code == 65
+
+
+def test_show_names_the_files_with_uncommitted_changes(tmp_path: Path) -> None:
+    small = SmallRun(tmp_path / "run")
+    small.claim()
+    names = tuple(f"pkg/m{number}.py" for number in range(20))
+    code = CodeState(entry="train.py", commit="c0ffee", is_dirty=True, changed_files=names, changed_count=400)
+    small.provenance = Provenance(code=code)
+    small.save(10)
+    output = call("show", small.run_dir).output
+    assert "c0ffee and uncommitted changes in pkg/m0.py, " in output
+    assert "pkg/m15.py and 384 more" in output
 
 
 def test_show_of_a_torn_one_tells_what_the_listing_knows(run: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from ckpt_command import answer as ckpt_answer
 from ckpt_command import folder
@@ -14,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from midwatch.audit import AttemptRecord, CodeTexts, Ledger, ensure_run, write_record, write_texts
 from midwatch.cli.main import main
-from midwatch.config import make_section, semantic_section
+from midwatch.config import make_section, packages_section, semantic_section
 from midwatch.core import CodeState, Provenance
 from midwatch.testing.saves import SmallRun
 
@@ -113,6 +114,72 @@ def test_checkpoints_by_step_name_and_path_mean_what_wrote_them(run: Path, tmp_p
     assert named(found["parameters"]) == [("params.lr", 0.1, 0.05)]
     assert found["files"] == [{"name": "train.py", "change": "changed", "diff": ""}]
     assert "not here" in found["notes"][0]
+
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "provenance-v1" / "checkpoints" / "step-00000020-a0001"
+
+
+def alone(folder: Path, step: int, **parts: Any) -> Path:
+    """A checkpoint of a run of its own whose run folder is gone."""
+    run = SmallRun(folder / "run")
+    run.claim()
+    run.provenance = msgspec.structs.replace(BEFORE, **parts)
+    run.save(step)
+    return run.root.rename(folder / "moved") / f"step-{step:08d}-a0001"
+
+
+def test_checkpoints_alone_tell_packages_environment_and_uncommitted_files(tmp_path: Path) -> None:
+    long = "/opt/module/lib:" * 40
+    old = alone(
+        tmp_path / "old",
+        10,
+        packages=packages_section({"torch": "2.8", "google-auth": "2.1", "zope.interface": "6.0"}),
+        environment=make_section("environment", {"NCCL_DEBUG": "WARN", "HOSTNAME": "a", "LD_LIBRARY_PATH": long}),
+    )
+    new = alone(
+        tmp_path / "new",
+        20,
+        packages=packages_section({"torch": "2.8", "google-auth": "2.2", "zope.interface": "6.1"}),
+        environment=make_section("environment", {"HOSTNAME": "b", "LD_LIBRARY_PATH": f"{long}/new"}),
+        code=msgspec.structs.replace(
+            BEFORE.code, is_dirty=True, diff_digest="d" * 16, changed_files=("model.py",), changed_count=1
+        ),
+    )
+    code, found = answer(old, new)
+    assert code == 1
+    assert named(found["packages"]) == [("google-auth", "2.1", "2.2"), ("zope.interface", "6.0", "6.1")]
+    path, level = found["environment"]
+    assert path["name"] == "LD_LIBRARY_PATH"
+    assert path["old"] != path["new"]
+    assert (level["name"], level["change"], level["old"]) == ("NCCL_DEBUG", "removed", "WARN")
+    assert all("no lines of code, no lines of uncommitted changes" in note for note in found["notes"])
+    assert "HOSTNAME" in call(old, new, "--all").output
+    assert named(found["commit"]) == []
+
+
+def test_a_manifest_is_compared_with_a_record_from_before_manifests_had_the_environment(
+    run: Path, tmp_path: Path
+) -> None:
+    new = alone(
+        tmp_path / "other",
+        30,
+        packages=packages_section({"numpy": "2.0", "flash-attn": "3.0"}),
+        environment=make_section("environment", {"NCCL_DEBUG": "TRACE", "HOSTNAME": "b"}),
+    )
+    found = answer(folder(run, 10), new)[1]
+    assert named(found["packages"]) == [("flash-attn", "2.1", "3.0")]
+    assert named(found["environment"]) == [("NCCL_DEBUG", "WARN", "TRACE")]
+
+
+def test_a_checkpoint_from_before_is_compared_as_before(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN, tmp_path / "alone" / GOLDEN.name)
+    new = alone(tmp_path, 30, environment=make_section("environment", {"NCCL_DEBUG": "INFO"}))
+    code, found = answer(tmp_path / "alone" / GOLDEN.name, new)
+    assert code == 1
+    assert ("params.lr", 0.0003, 0.1) in named(found["parameters"])
+    assert found["environment"] == found["packages"] == []
+    assert "no environment, no packages" in found["notes"][0]
+    assert "no environment" not in found["notes"][1]
 
 
 def test_a_pruned_checkpoint_is_answered_by_its_attempts_record(run: Path) -> None:

@@ -71,6 +71,20 @@ def test_each_part_is_compared_by_name() -> None:
     assert changes_text(found.libraries) == 'torch "2.8" -> "2.9"'
 
 
+def test_files_with_uncommitted_changes_are_named_where_both_sides_name_them() -> None:
+    def found(old: CodeState, new: CodeState) -> list[tuple[str, object, object]]:
+        changes = compare_provenance(Provenance(code=old), Provenance(code=new)).commit
+        return [(change.name, change.old, change.new) for change in changes]
+
+    clean = CodeState(hash="1", commit="c", is_dirty=False)
+    dirty = CodeState(hash="1", commit="c", is_dirty=True, diff_digest="d", changed_files=("a.py",), changed_count=1)
+    assert found(clean, dirty) == [("uncommitted changes", "none", "d"), ("files with them", [], ["a.py"])]
+    more = CodeState(hash="1", commit="c", is_dirty=True, diff_digest="e", changed_files=("a.py",), changed_count=1)
+    assert found(dirty, more) == [("uncommitted changes", "d", "e")]
+    unnamed = CodeState(hash="1", commit="c", is_dirty=True, diff_digest="f")
+    assert found(unnamed, dirty) == [("uncommitted changes", "f", "d")]
+
+
 def test_arguments_are_compared_by_option_and_by_place() -> None:
     def told(old: str, new: str) -> str:
         return changes_text(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -10,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from midwatch.audit import EarlyLook, Facts, read_record, read_texts
+from midwatch.audit import EarlyLook, Facts, GitState, installed_packages, provenance, read_record, read_texts
 from midwatch.checkpoint import Identity
 from midwatch.config import load_config
 from midwatch.testing import Notes
@@ -27,9 +28,9 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def keeper(project: Path, *, keep_code: bool = True) -> ProvenanceKeeper:
+def keeper(project: Path, *, keep_code: bool = True, early: EarlyLook | None = None) -> ProvenanceKeeper:
     facts = Facts(config=load_config({"run": {"keep_code": keep_code}}))
-    early = EarlyLook(project / "train.py")
+    early = early or EarlyLook(project / "train.py")
     return ProvenanceKeeper(project.parent / "run", Identity(run="r", attempt=2), early=early, facts=facts)
 
 
@@ -57,6 +58,35 @@ def test_modules_that_are_imported_later_are_in_the_record_by_the_next_look(
     assert record.provenance.code.step == 0
     assert read_texts(run_dir, now.hash)["late.py"] == "x = 1\n"
     assert "late.py" not in read_texts(run_dir, before.hash)
+
+
+def test_what_git_and_the_list_of_packages_say_late_is_taken_up(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+
+    def late(_: Path) -> GitState:
+        assert answered.wait(30)
+        return GitState(commit="c" * 40, is_dirty=True, changed_files=("model.py",), changed_count=1)
+
+    monkeypatch.setattr(provenance, "look_at_git", late)
+    monkeypatch.setattr(provenance, "_PATIENCE_S", 0.01)
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    early = EarlyLook(project / "train.py")
+    kept = keeper(project, early=early)
+    kept.look_again(0, Notes())
+    before = kept.provenance
+    assert (before.code.commit, before.code.step) == ("", 0)
+    assert before.environment.values["NCCL_DEBUG"] == "WARN"
+    answered.set()
+    monkeypatch.setattr(provenance, "_PATIENCE_S", 30)
+    assert early.finish().is_done
+    kept.look_again(5, Notes())
+    kept.close()
+    now = kept.provenance
+    assert (now.code.commit, now.code.changed_files, now.code.step) == ("c" * 40, ("model.py",), 5)
+    assert now.packages.values == installed_packages()
+    record = read_record(project.parent / "run", 2)
+    assert record is not None
+    assert record.provenance.code.commit == now.code.commit
 
 
 def test_a_site_that_keeps_no_code_keeps_hashes_only(project: Path) -> None:

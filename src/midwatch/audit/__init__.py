@@ -13,6 +13,7 @@ from midwatch.audit.provenance import (
     Facts,
     code_state,
     collect_provenance,
+    environment_section,
     installed_packages,
     library_versions,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "collect_provenance",
     "ensure_run",
     "entry_script",
+    "environment_section",
     "installed_packages",
     "journal_name",
     "known_checkpoints",

@@ -14,8 +14,17 @@ import msgspec
 
 from midwatch.audit.provenance_code import ProjectCode
 from midwatch.audit.provenance_git import NO_GIT, GitState, look_at_git
-from midwatch.config import Config, make_section, plain_data, redact_list, semantic_section
-from midwatch.core import CodeState, Provenance
+from midwatch.config import (
+    Config,
+    inherited_environment,
+    make_section,
+    packages_section,
+    plain_data,
+    redact_environment,
+    redact_list,
+    semantic_section,
+)
+from midwatch.core import CodeState, Provenance, Section
 
 _PATIENCE_S = 1.0
 """Covers git and the list of packages, from the moment that they are needed; what comes later is taken up later."""
@@ -37,8 +46,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Versions of what counts: ``library_versions``, CUDA, NCCL, the driver."""
 
 
-def collect_provenance(facts: Facts, code: ProjectCode, git: GitState = NO_GIT) -> Provenance:
-    """All of it, with the modules that ``code`` has seen.
+def collect_provenance(
+    facts: Facts, code: ProjectCode, git: GitState = NO_GIT, packages: Mapping[str, str] | None = None
+) -> Provenance:
+    """All of it, with the modules that ``code`` has seen and this process's environment.
 
     Raises:
         ConfigError: CF103, CF106 for parameters that cannot be written down.
@@ -53,7 +64,14 @@ def collect_provenance(facts: Facts, code: ProjectCode, git: GitState = NO_GIT) 
         code=code_state(code, git),
         command=_command(sys.argv[1:]),
         libraries=facts.libraries,
+        environment=environment_section(),
+        packages=packages_section(packages or {}),
     )
+
+
+def environment_section() -> Section:
+    """The allow-listed variables of this process as they are now, secrets hidden."""
+    return make_section("environment", redact_environment(inherited_environment()))
 
 
 def code_state(code: ProjectCode, git: GitState, step: int | None = None) -> CodeState:
@@ -68,6 +86,8 @@ def code_state(code: ProjectCode, git: GitState, step: int | None = None) -> Cod
         commit=git.commit,
         is_dirty=git.is_dirty,
         diff_digest=git.diff_digest,
+        changed_files=git.changed_files,
+        changed_count=git.changed_count,
     )
 
 
@@ -91,10 +111,16 @@ class EarlyLook:
         self._thread.join(_PATIENCE_S)
         return self
 
+    @property
+    def is_done(self) -> bool:
+        """Nothing more will turn up."""
+        return not self._thread.is_alive()
+
     def _look(self) -> None:
         self.code.look()
-        self.git = look_at_git(self._folder)
         self.packages = installed_packages()
+        # Last: it may take seconds.
+        self.git = look_at_git(self._folder)
 
 
 def library_versions() -> dict[str, str]:
@@ -114,8 +140,13 @@ def installed_packages() -> dict[str, str]:
     for record in _package_records():
         name, _, version = record.removesuffix(".dist-info").rpartition("-")
         if name and len(found) < _MAX_PACKAGES:
-            found.setdefault(name.lower().replace("_", "-"), version)
+            found.setdefault(_text(name).lower().replace("_", "-"), _text(version))
     return dict(sorted(found.items()))
+
+
+def _text(name: str) -> str:
+    # A folder's name need not be UTF-8; what is written down must be.
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _package_records() -> Iterator[str]:

@@ -21,11 +21,15 @@ GIT_TIMEOUT_S = 3.0
 """Covers one local git query; a repository on a sick network mount must not hold up the start of training."""
 MAX_DIFF_BYTES = 256 * 1024
 """Of the text that is kept; the digest is over all of it."""
+MAX_NAMED_BYTES = 8 * 1024
+"""Of the names of files that differ. Every manifest carries them."""
 _MARGIN = 16 * 1024
 """Read beyond the bound, so that a secret on it is seen whole and hidden."""
 _PIECE = 64 * 1024
-_CALM = ("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false")
-_DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--full-index", "--ignore-submodules=dirty")
+_CALM = ("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false", "-c", "diff.relative=false")
+_QUERY = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
+_DIFF = (*_QUERY, "--no-color", "--full-index")
+_NAMES = (*_QUERY, "--name-only", "--no-renames", "-z")
 
 
 class GitState(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +43,10 @@ class GitState(msgspec.Struct, frozen=True, kw_only=True):
     diff: str = ""
     """Secrets hidden, at most ``MAX_DIFF_BYTES``."""
     is_diff_cut: bool = False
+    changed_files: tuple[str, ...] = ()
+    """Paths within the repository of what differs, as far as ``MAX_NAMED_BYTES`` goes."""
+    changed_count: int = 0
+    """How many there are; 0 where git could not tell."""
 
 
 NO_GIT = GitState()
@@ -47,7 +55,7 @@ NO_GIT = GitState()
 def look_at_git(folder: Path) -> GitState:
     """The state of the work tree around ``folder``; ``NO_GIT`` without one, or without git.
 
-    Blocking: at most two queries of ``GIT_TIMEOUT_S`` each.
+    Blocking: at most three queries of ``GIT_TIMEOUT_S`` each.
     """
     answer = _ask(folder, "rev-parse", "--verify", "HEAD")
     commit = answer.kept.decode("ascii", "replace").strip()
@@ -58,18 +66,23 @@ def look_at_git(folder: Path) -> GitState:
         return GitState(commit=commit)
     text = redact_text(answer.kept.decode("utf-8", "replace"))
     is_cut = not answer.is_whole or answer.size > len(answer.kept) or len(text.encode()) > MAX_DIFF_BYTES
+    names = _ask(folder, *_NAMES) if answer.size else _Answer()
     return GitState(
         commit=commit,
         is_dirty=answer.size > 0,
         diff_digest=answer.digest if answer.is_whole and answer.size else "",
         diff=_whole_lines(text) if is_cut else text,
         is_diff_cut=is_cut,
+        changed_files=_first_names(names.kept),
+        changed_count=names.zeros,
     )
 
 
 class _Answer(msgspec.Struct):
     kept: bytes = b""
     size: int = 0
+    zeros: int = 0
+    """Bytes of value 0: with ``-z`` the number of names."""
     digest: str = ""
     is_whole: bool = False
     """Git ended by itself and was content."""
@@ -102,14 +115,26 @@ def _kill(git: subprocess.Popen[bytes]) -> None:
 
 
 def _read(git: subprocess.Popen[bytes]) -> _Answer:
-    total, kept, size = hashlib.sha256(), bytearray(), 0
+    total, kept, size, zeros = hashlib.sha256(), bytearray(), 0, 0
     assert git.stdout is not None
     with git, git.stdout as pipe:
         while piece := pipe.read1(_PIECE):  # pyright: ignore[reportAttributeAccessIssue]
             total.update(piece)
             size += len(piece)
+            zeros += piece.count(0)
             kept += piece[: MAX_DIFF_BYTES + _MARGIN - len(kept)]
-    return _Answer(bytes(kept), size, total.hexdigest()[:16], git.returncode == 0)
+    return _Answer(bytes(kept), size, zeros, total.hexdigest()[:16], git.returncode == 0)
+
+
+def _first_names(answer: bytes) -> tuple[str, ...]:
+    *whole, _ = answer.split(b"\0")
+    left, kept = MAX_NAMED_BYTES, list[str]()
+    for name in (redact_text(raw.decode("utf-8", "backslashreplace")) for raw in whole):
+        left -= len(name.encode()) + 3
+        if left < 0:
+            break
+        kept.append(name)
+    return tuple(kept)
 
 
 def _whole_lines(text: str) -> str:

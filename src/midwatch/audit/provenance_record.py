@@ -30,9 +30,9 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     project: str = ""
     """The folder of the entry script."""
     environment: dict[str, str] = {}
-    """The allow-listed part, secrets hidden."""
+    """As in ``provenance``, but with long values in full."""
     packages: dict[str, str] = {}
-    """All installed ones."""
+    """As in ``provenance``, however many there are."""
     diff: str = ""
     """Uncommitted changes, secrets hidden; empty where there are none, or they are not to be kept."""
     is_diff_cut: bool = False

@@ -17,7 +17,7 @@ from midwatch.checkpoint.format import (
 )
 from midwatch.cli._output import exits, json_option, pairs, plain, say, show_json, table, when
 from midwatch.cli._places import find_place, path_argument, pick_or_newest, selection_argument
-from midwatch.core import CheckpointError, format_bytes
+from midwatch.core import CheckpointError, CodeState, format_bytes
 
 MAX_NAMED = 16
 
@@ -90,12 +90,18 @@ def _origin(manifest: Manifest | None) -> list[tuple[str, object]]:
     known = manifest.provenance if manifest else None
     if known is None:
         return []
-    dirty = " and uncommitted changes" if known.code.is_dirty else ""
+    dirty = f" and uncommitted changes{_where(known.code)}" if known.code.is_dirty else ""
     return [
         ("script", " ".join((known.code.entry, *known.command))),
         ("commit", f"{known.code.commit}{dirty}" if known.code.commit else ""),
         ("parameters", f"{len(known.semantic.values)}; --json shows them, `midwatch diff` compares them"),
     ]
+
+
+def _where(code: CodeState) -> str:
+    named = code.changed_files[:MAX_NAMED]
+    more = f" and {code.changed_count - len(named)} more" if code.changed_count > len(named) else ""
+    return f" in {', '.join(named)}{more}" if named else ""
 
 
 def _facts(info: CheckpointInfo, manifest: Manifest | None) -> list[tuple[str, object]]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from midwatch.cli._diff_sides import Side
-from midwatch.core import Change, ProvenanceChanges, changed_values, compare_provenance
+from midwatch.core import Change, ProvenanceChanges, Section, changed_section, changed_values, compare_provenance
 
 MAX_DIFF_LINES = 2000
 """Of one file; more is no reading matter."""
@@ -64,8 +64,8 @@ def compare_sides(old: Side, new: Side, *, is_all: bool) -> Report:
     return Report(
         changes=changes,
         files=files,
-        environment=_environment(one.environment, two.environment, is_all=is_all) if one and two else (),
-        packages=_packages(one.packages, two.packages, changes) if one and two else (),
+        environment=_environment(old, new, is_all=is_all),
+        packages=_packages(old, new, changes),
         uncommitted=uncommitted,
         notes=tuple(notes),
     )
@@ -100,14 +100,24 @@ def _unified(old: str, new: str, name: str) -> str:
     return "\n".join(lines)
 
 
-def _environment(old: Mapping[str, str], new: Mapping[str, str], *, is_all: bool) -> tuple[Change, ...]:
-    found = changed_values(old, new)
+def _environment(old: Side, new: Side, *, is_all: bool) -> tuple[Change, ...]:
+    if old.record and new.record:
+        # In full: manifests keep long values as digests.
+        found = changed_values(old.record.environment, new.record.environment)
+    else:
+        found = _known_on_both(old.environment, new.environment)
     return found if is_all else tuple(change for change in found if not _OF_A_LAUNCH.fullmatch(change.name))
 
 
-def _packages(old: Mapping[str, str], new: Mapping[str, str], changes: ProvenanceChanges) -> tuple[Change, ...]:
+def _packages(old: Side, new: Side, changes: ProvenanceChanges) -> tuple[Change, ...]:
     """What is not among the libraries already."""
-    if not (old and new):
-        return ()
+    if old.record and new.record and old.record.packages and new.record.packages:
+        found = changed_values(old.record.packages, new.record.packages)
+    else:
+        found = _known_on_both(old.packages, new.packages)
     named = {change.name for change in changes.libraries}
-    return tuple(change for change in changed_values(old, new) if change.name not in named)
+    return tuple(change for change in found if change.name not in named)
+
+
+def _known_on_both(old: Section, new: Section) -> tuple[Change, ...]:
+    return changed_section(old, new) if old.hash and new.hash else ()

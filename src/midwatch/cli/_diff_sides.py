@@ -12,16 +12,16 @@ import msgspec
 from midwatch.audit import AttemptRecord, read_record, read_run, read_texts, recorded_attempts
 from midwatch.checkpoint.format import CheckpointInfo, read_manifest
 from midwatch.cli._places import find_place, pick, run_folder
-from midwatch.core import CheckpointError, Provenance, StorageError, attempt_name, parse_checkpoint_name
+from midwatch.config import make_section, packages_section
+from midwatch.core import CheckpointError, Provenance, Section, StorageError, attempt_name, parse_checkpoint_name
 from midwatch.storage import as_storage_error
 
 _ATTEMPT = re.compile(r"a\d{1,8}")
 _NAMED = 12
-_ALONE = "the record of its attempt is not here: no environment, packages and uncommitted changes"
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One side. Without ``record`` its diff, texts and environment are not known."""
+    """One side. Without ``record`` its diff and texts are not known."""
 
     name: str
     kind: str
@@ -32,6 +32,20 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     record: AttemptRecord | None = None
     texts: dict[str, str] = {}
     remark: str = ""
+
+    @property
+    def environment(self) -> Section:
+        """Of a record from before provenance had it: made from what the record says beside. Empty: not known."""
+        kept, record = self.provenance.environment, self.record
+        if kept.hash or record is None or not record.environment:
+            return kept
+        return make_section("environment", record.environment)
+
+    @property
+    def packages(self) -> Section:
+        """As ``environment``."""
+        kept, record = self.provenance.packages, self.record
+        return kept if kept.hash or record is None else packages_section(record.packages)
 
 
 def find_side(run_dir: Path | None, word: str) -> Side:
@@ -103,6 +117,7 @@ def _of_checkpoint(info: CheckpointInfo, run_dir: Path) -> Side:
         raise CheckpointError("CK201", message, hint=hint, path=info.path)
     is_ours = _run_of(run_dir) == manifest.run
     record = read_record(run_dir, manifest.attempt) if is_ours else None
+    texts = read_texts(run_dir, manifest.code_hash)
     return Side(
         name=info.name,
         kind="checkpoint",
@@ -110,9 +125,16 @@ def _of_checkpoint(info: CheckpointInfo, run_dir: Path) -> Side:
         step=manifest.step,
         provenance=manifest.provenance,
         record=record,
-        texts=read_texts(run_dir, manifest.code_hash),
-        remark="" if record else _ALONE,
+        texts=texts,
+        remark="" if record else _alone(manifest.provenance, has_texts=bool(texts)),
     )
+
+
+def _alone(known: Provenance, *, has_texts: bool) -> str:
+    lacking = [] if has_texts else ["lines of code"]
+    lacking += ["lines of uncommitted changes"]
+    lacking += [] if known.environment.hash else ["environment", "packages"]
+    return f"the record of its attempt is not here: no {', no '.join(lacking)}"
 
 
 def _run_of(run_dir: Path) -> str:

@@ -40,7 +40,7 @@ from midwatch.config.schema import (
     WatchConfig,
 )
 from midwatch.config.secret import is_reference, read_secret
-from midwatch.config.sections import make_section, semantic_section
+from midwatch.config.sections import make_section, packages_section, semantic_section
 from midwatch.config.slurm import expand_hosts, slurm_conf, slurm_node, slurm_peers
 
 __all__ = [
@@ -92,6 +92,7 @@ __all__ = [
     "kubernetes_node",
     "load_config",
     "make_section",
+    "packages_section",
     "plain_data",
     "read_outside_place",
     "read_rank_env",

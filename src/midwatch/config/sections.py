@@ -24,6 +24,8 @@ MAX_SEMANTIC_BYTES = 48 * 1024
 """Names and values: more than a thousand of them. Every manifest carries them."""
 MAX_SECTION_BYTES = 12 * 1024
 """Of each other section: midwatch's own settings take a third of it."""
+MAX_PACKAGES_BYTES = 24 * 1024
+"""Names and versions of a thousand packages; a usual environment has a hundred or two."""
 _MAX_NAME = 160
 _HEAD = 60
 """Characters of a long text that are kept."""
@@ -48,6 +50,14 @@ def make_section(name: str, table: Mapping[str, Any]) -> Section:
     """Any other section. Raises as ``semantic_section``."""
     plain = redact(plain_data(table, name))
     return Section(hash=section_hash(name, plain), values=_bounded(plain, MAX_SECTION_BYTES))
+
+
+def packages_section(packages: Mapping[str, str]) -> Section:
+    """Name to version. No word of them is a secret, whatever it looks like (``google-auth``); none at all: empty."""
+    if not packages:
+        return Section()
+    is_long = len(msgspec.json.encode(packages)) > MAX_PACKAGES_BYTES
+    return Section(hash=section_hash("packages", packages), values={} if is_long else dict(packages))
 
 
 def _bounded(plain: Mapping[str, Any], limit_bytes: int) -> dict[str, Any]:

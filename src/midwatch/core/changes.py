@@ -133,7 +133,14 @@ def _changed_commit(old: CodeState, new: CodeState) -> tuple[Change, ...]:
     before, after = (state.diff_digest or ("not read" if state.is_dirty else "none") for state in (old, new))
     if old.commit and new.commit and None not in (old.is_dirty, new.is_dirty) and before != after:
         found.append(Change(name="uncommitted changes", change="changed", old=before, new=after))
+        if old.changed_files != new.changed_files and _names_changes(old) and _names_changes(new):
+            files = list(old.changed_files), list(new.changed_files)
+            found.append(Change(name="files with them", change="changed", old=files[0], new=files[1]))
     return tuple(found)
+
+
+def _names_changes(code: CodeState) -> bool:
+    return code.changed_count > 0 or not code.is_dirty
 
 
 def _changed_command(old: Sequence[str], new: Sequence[str]) -> tuple[Change, ...]:

@@ -41,12 +41,16 @@ class CodeState(msgspec.Struct, frozen=True, kw_only=True):
     """Tracked files differ from ``commit``; None: git could not tell."""
     diff_digest: str = ""
     """16 hex digits of the SHA-256 of the whole difference to ``commit``; empty: there is none, or it is not known."""
+    changed_files: tuple[str, ...] = ()
+    """What differs, by paths within the repository; of very many the first few hundred."""
+    changed_count: int = 0
+    """How many they are; 0 beside ``is_dirty``: not recorded."""
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """All of it. ``semantic`` decides what is trained, ``layout`` how the work is spread, ``operational`` the rest."""
 
-    schema: int = 1
+    schema: int = 2
     """Grows with the parts, for people who wonder; readers go by what is there."""
     semantic: Section = Section()
     """The script's parameters and the ``[train]`` table; its hash is the config hash."""
@@ -58,3 +62,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()
     """Arguments of the script, secrets hidden."""
     libraries: dict[str, str] = {}
+    environment: Section = Section()
+    """The allow-listed variables of rank 0."""
+    packages: Section = Section()
+    """All installed ones, by name and version. More than a thousand: only their hash."""

@@ -22,12 +22,13 @@ from midwatch.audit import (
     Facts,
     code_state,
     collect_provenance,
+    environment_section,
     shown_texts,
     write_record,
     write_texts,
 )
 from midwatch.checkpoint import Identity
-from midwatch.config import inherited_environment, plain_data, redact_environment
+from midwatch.config import inherited_environment, packages_section, plain_data, redact_environment
 from midwatch.core import MidwatchError, Provenance, Recorder
 
 _log = logging.getLogger(__name__)
@@ -48,17 +49,17 @@ class ProvenanceKeeper:
         self._thread: threading.Thread | None = None
         self.code = early.code
         self.code.look()
-        self.provenance: Provenance = collect_provenance(facts, self.code, early.git)
+        self._has_all = early.is_done
+        self.provenance: Provenance = collect_provenance(facts, self.code, early.git, early.packages)
         _quietly(lambda: self._keep_record(self.provenance))
         self._behind(self._keep_texts())
 
     def look_again(self, step: int, recorder: Recorder) -> list[str]:
         """Take in what was imported since; returns its names. Cheap while nothing was."""
-        is_first = self.provenance.code.step is None
-        new = self.code.look()
         # Git may have answered since the books were opened.
-        state = code_state(self.code, self._early.git, step) if new or is_first else self.provenance.code
-        self.provenance = msgspec.structs.replace(self.provenance, code=msgspec.structs.replace(state, step=step))
+        is_first, is_late = self.provenance.code.step is None, not self._has_all and self._early.is_done
+        new = self.code.look()
+        self._take_up(step, is_all=bool(new) or is_first or is_late)
         now = self.provenance
 
         def tell() -> None:
@@ -68,7 +69,7 @@ class ProvenanceKeeper:
         # Each of these waits for the disk.
         if new:
             self._behind(tell, lambda: self._keep_record(now), self._keep_texts())
-        elif is_first:
+        elif is_first or is_late:
             self._behind(lambda: self._keep_record(now))
         return new
 
@@ -92,6 +93,18 @@ class ProvenanceKeeper:
         """Let a write under way finish. Blocking: a few seconds at most."""
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
+
+    def _take_up(self, step: int, *, is_all: bool) -> None:
+        now = self.provenance
+        if is_all:
+            self._has_all = self._early.is_done
+            now = msgspec.structs.replace(
+                now,
+                code=code_state(self.code, self._early.git),
+                environment=environment_section(),
+                packages=packages_section(self._early.packages),
+            )
+        self.provenance = msgspec.structs.replace(now, code=msgspec.structs.replace(now.code, step=step))
 
     def _keep_record(self, provenance: Provenance) -> None:
         git, me = self._early.git, self._identity

@@ -230,3 +230,16 @@ def test_a_curve_that_begins_late_has_no_search() -> None:
     training.step = 5000
     found = [one for _ in range(4) for one in training.run(math.nan)]
     assert [(one.kind, one.step) for one in found] == [("nonfinite", 5003), ("scale_collapse", 5003)]
+
+
+@pytest.mark.parametrize(
+    "scales", [(1e308, 1.0, 1e308, 1.0), (1.0, 1e308, 1.0, 1e308, 1.0, 1e308, 1e-4, 1e308)], ids=str
+)
+def test_a_scale_that_jumps_by_any_factor_is_judged(scales: tuple[float, ...]) -> None:
+    guards = Guards(GuardsConfig(), is_scaling_dynamic=True)
+    found: list[Finding] = []
+    for step in range(400):
+        scale = scales[step % len(scales)] if step >= 300 else 1024.0
+        found += guards.observe(Sample(step=step, loss=3.0, loss_scale=scale)).findings
+    assert {one.kind for one in found} & {"scale_collapse", "scale_runaway"}
+    assert all(math.isfinite(edge) for one in found for edge in (one.low, one.high) if edge is not None)

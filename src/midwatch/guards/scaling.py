@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from typing import Any, Final
 
@@ -62,10 +63,10 @@ class ScaleGuard:
         limit = LIMIT if is_past_start else EARLY_LIMIT
         within = f"times within {WITHIN_STEPS} steps"
         if halvings >= limit:
-            low = scale * 2.0 ** (halvings - limit + 1)
+            low = _doubled(scale, halvings - limit + 1)
             return self._tell(step, "scale_collapse", "trip", scale, f", halved {halvings} {within}", low=low)
         if is_past_start and doublings >= LIMIT:
-            high = scale * 2.0 ** (LIMIT - 1 - doublings)
+            high = _doubled(scale, LIMIT - 1 - doublings)
             return self._tell(step, "scale_runaway", "incident", scale, f", doubled {doublings} {within}", high=high)
         return None
 
@@ -112,3 +113,11 @@ class ScaleGuard:
         self._was_useful = state.get("was_useful", self._last is not None)
         self._changes = deque((step, change) for step, change in state["changes"])
         self._episode.load_state_dict(state["episode"])
+
+
+def _doubled(scale: float, times: int) -> float:
+    """So often, or halved; as far as numbers go: a logger that tells nonsense may have it jump by any factor."""
+    try:
+        return math.ldexp(scale, times)
+    except OverflowError:
+        return sys.float_info.max

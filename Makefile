@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo    a training run survives five injected faults, bit for bit (under 5 minutes after installing)"
 	@echo "make test    lint, types, contracts, docs, logic (under 15 minutes on 2 cores)"
-	@echo "make e2e     a real Slurm cluster of three nodes, a real Kubernetes API, real databases of metrics, a real browser; needs root on Debian 12 (18 minutes on 2 cores, the first time 4 more)"
+	@echo "make e2e     a real Slurm cluster of three nodes, a real Kubernetes API, real databases of metrics, a real browser; needs root on Debian 12 (20 minutes on 2 cores, the first time 4 more)"
 	@echo "make accept  the figures the project promises, measured here"
 	@echo "make bench   side by side with other launchers"
 	@echo "make bench-checkpoint   what checkpoints cost, beside other libraries (12 minutes on 2 quiet cores)"

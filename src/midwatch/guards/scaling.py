@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from typing import Any, Final
 
@@ -120,4 +119,4 @@ def _doubled(scale: float, times: int) -> float:
     try:
         return math.ldexp(scale, times)
     except OverflowError:
-        return sys.float_info.max
+        return math.nextafter(math.inf, 0.0)

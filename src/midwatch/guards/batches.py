@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from midwatch.guards.episode import Episode
-from midwatch.guards.finding import Finding
+from midwatch.guards.finding import Finding, ranks_named
 from midwatch.guards.shift import Shift, ShiftGuard
 from midwatch.guards.trend import unlog
 
@@ -27,7 +27,6 @@ DISTANCE_FLOOR: Final = 0.02
 """Of the log distance."""
 MIX_Z: Final = 5.0
 QUIET_AFTER: Final = 50
-MOST_NAMED: Final = 4
 
 
 class BatchGuard:
@@ -101,7 +100,7 @@ class BatchGuard:
             value=count,
             high=0.0,
             ranks=tuple(named),
-            text=f"{_some(named) if named else f'{count:.0f} ranks'} read the same rows as another one",
+            text=f"{ranks_named(named) if named else f'{count:.0f} ranks'} read the same rows as another one",
         )
 
     def judge_mix(self, step: int, z: float, source: str) -> Finding | None:
@@ -210,9 +209,3 @@ def _changed(step: int, metric: str, value: float, shift: Shift, text: str) -> F
         z=shift.z,
         text=f"{text} (z {shift.z:.1f})",
     )
-
-
-def _some(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:MOST_NAMED]))
-    more = len(ranks) - MOST_NAMED
-    return f"ranks {shown} and {more} more" if more > 0 else f"ranks {shown}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -16,6 +16,9 @@ TIERS: Final[tuple[Tier, ...]] = ("note", "incident", "trip")
 
 Kind = GuardKind
 """One word a rule."""
+
+MAX_NAMED: Final = 8
+"""Ranks named in a sentence."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,3 +129,11 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 def worst(tiers: Iterable[Tier]) -> Tier | None:
     """The highest of some tiers; None of none."""
     return max(tiers, key=TIERS.index, default=None)
+
+
+def ranks_named(ranks: Sequence[int]) -> str:
+    """Some ranks, at least one, in a sentence; of many the first."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:MAX_NAMED]))
+    return f"ranks {shown}" + (f" and {len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else "")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from midwatch.guards.episode import Episode
-from midwatch.guards.finding import Finding, Kind, Sample, Tier
+from midwatch.guards.finding import Finding, Kind, Sample, Tier, ranks_named
 from midwatch.guards.search import MOST_LEFT_OUT, MOST_UNMOVED, ScaleSearch
 
 SKIPS_ALLOWED: Final = 3
@@ -17,8 +17,6 @@ SKIPS_WITHIN: Final = 10
 EARLY: Final = 2
 """Times as many at the start of a run, where gradients grow and shrink faster than they ever will again."""
 QUIET_AFTER: Final = 50
-MAX_NAMED: Final = 8
-"""Ranks named in a sentence."""
 
 
 class FiniteGuard:
@@ -141,7 +139,7 @@ class FiniteGuard:
         ranks = sorted({*losses, *norms})
         text = f"{' and '.join(bad) or 'a local value'} not finite"
         if ranks:
-            text += f"; first seen on {_named(ranks)}"
+            text += f"; first seen on {ranks_named(ranks)}"
         if sample.place:
             text += f", in the gradient of {sample.place}"
         metric = bad[0] if bad else "loss" if losses else "grad_norm"
@@ -200,10 +198,3 @@ def _is_bad(value: float | None) -> bool:
 
 def _bad_ranks(values: Mapping[int, float] | None) -> list[int]:
     return [rank for rank, value in values.items() if not math.isfinite(value)] if values else []
-
-
-def _named(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = ", ".join(str(rank) for rank in ranks[:MAX_NAMED])
-    return f"ranks {shown}" + (f" and {len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else "")

@@ -16,17 +16,17 @@ from typing import Final
 from midwatch.audit.importers.lines import log_lines
 from midwatch.audit.importers.numbers import is_missing, number_of, plain_name, time_in
 from midwatch.audit.importers.rows import Notes, Row
-from midwatch.audit.importers.spellings import known_as
 
 ITERATION: Final = re.compile(r"\biteration\s+(\d{1,18})\s*/\s*\d+\s*\|")
 _BEGUN: Final = re.compile(r"\biteration\s+\d+\s*/")
 _VALIDATION: Final = re.compile(r"(validation|test) loss at iteration (\d{1,18})\b([^|]*)\|")
-_JUDGED: Final = (
-    *("lm loss", "grad norm", "learning rate", "loss scale"),
-    *("number of skipped iterations", "params norm"),
-)
 NAMES: Final = {
-    **{word: known for word in _JUDGED if (known := known_as(word))},
+    "lm loss": "loss",
+    "grad norm": "grad_norm",
+    "learning rate": "lr",
+    "loss scale": "loss_scale",
+    "number of skipped iterations": "skipped",
+    "params norm": "param_norm",
     "global batch size": "global_batch_size",
     "consumed samples": "consumed_samples",
     "consumed tokens": "tokens",

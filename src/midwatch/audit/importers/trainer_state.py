@@ -13,13 +13,12 @@ from typing import Any, Final, cast
 
 from midwatch.audit.importers.numbers import LARGEST_STEP, number_of, truth_of
 from midwatch.audit.importers.rows import Notes, Row
-from midwatch.audit.importers.spellings import known_as
 from midwatch.audit.importers.textfile import TextFile, UnfitFileError
 from midwatch.storage import read_regular
 
 KEY: Final = '"log_history"'
 _SHOWN: Final = 80
-NAMES: Final = {name: known for name in ("learning_rate",) if (known := known_as(name))}
+NAMES: Final = {"learning_rate": "lr"}
 
 
 def read_trainer_state(path: Path, notes: Notes) -> Iterator[Row]:
